@@ -27,6 +27,7 @@ constexpr int kBuffers = 2;
 constexpr size_t kSlots = 2 * kBuffers;  // two records per buffer
 constexpr uint64_t kPage = 4096;
 constexpr uint64_t kHugePage = uint64_t{2} << 20;
+constexpr uint64_t kPopulatedAtOnce = uint64_t{1} << 30;
 constexpr int64_t kMaxCapacity = int64_t{1} << 48;
 
 using Word = std::atomic<uint64_t>;
@@ -187,19 +188,24 @@ Result<std::unique_ptr<StateSegment>> StateSegment::map(const std::string& path,
 }
 
 // Allocates every page, so that no later store fails for lack of memory.
-Status StateSegment::populate(uint64_t bytes) {
-  if (madvise(base_, bytes, MADV_POPULATE_WRITE) == 0) return ok_status();
-  int err = errno;
-  if (err == EINVAL)  // a kernel before 5.14
-    err = posix_fallocate(fd_, 0, static_cast<off_t>(bytes));
-  if (err == 0) return ok_status();
-  if (err == EFAULT || err == ENOMEM || err == ENOSPC)
-    return short_of_room(path_, bytes);
-  return errno_error(path_ + ": populate", err);
+Status StateSegment::populate(uint64_t bytes,
+                              const std::function<void()>& tick) {
+  for (uint64_t at = 0; at < bytes; at += kPopulatedAtOnce) {
+    const uint64_t n = std::min(kPopulatedAtOnce, bytes - at);
+    int err = madvise(base_ + at, n, MADV_POPULATE_WRITE) == 0 ? 0 : errno;
+    if (err == EINVAL)  // a kernel before 5.14
+      err = posix_fallocate(fd_, static_cast<off_t>(at), static_cast<off_t>(n));
+    if (err == EFAULT || err == ENOMEM || err == ENOSPC)
+      return short_of_room(path_, bytes);
+    if (err != 0) return errno_error(path_ + ": populate", err);
+    if (tick) tick();
+  }
+  return ok_status();
 }
 
 Result<std::unique_ptr<StateSegment>> StateSegment::create(
-    const std::string& path, uint64_t job, int64_t capacity, Extent extent) {
+    const std::string& path, uint64_t job, int64_t capacity, Extent extent,
+    const std::function<void()>& tick) {
   const uint64_t bytes = segment_bytes(capacity);
   const uint64_t allocated =
       extent == Extent::kHalf ? half_segment_bytes(capacity) : bytes;
@@ -221,7 +227,7 @@ Result<std::unique_ptr<StateSegment>> StateSegment::create(
     return fail(errno_error(fresh + ": ftruncate", errno));
   auto segment = map(path, fd.release(), bytes, Mode::kWrite);
   if (!segment.ok()) return fail(segment.status());
-  Status populated = (*segment)->populate(allocated);
+  Status populated = (*segment)->populate(allocated, tick);
   if (!populated.ok()) return fail(std::move(populated));
   Header* const h = new ((*segment)->base_) Header{};
   h->magic = kMagic;
@@ -282,9 +288,10 @@ Result<std::unique_ptr<StateSegment>> StateSegment::open_unpopulated(
 }
 
 Result<std::unique_ptr<StateSegment>> StateSegment::open(
-    const std::string& path, uint64_t job, Mode mode) {
+    const std::string& path, uint64_t job, Mode mode,
+    const std::function<void()>& tick) {
   ASSIGN_OR_RETURN(auto segment, open_unpopulated(path, job, mode));
-  if (mode == Mode::kWrite) RETURN_IF_ERROR(segment->complete());
+  if (mode == Mode::kWrite) RETURN_IF_ERROR(segment->complete(tick));
   return segment;
 }
 

@@ -29,6 +29,7 @@
 #pragma once
 
 #include <cstdint>
+#include <functional>
 #include <memory>
 #include <span>
 #include <string>
@@ -56,7 +57,8 @@ class StateSegment {
   // number that distinguishes the jobs of this host). AlreadyExists when the
   // path is taken; Exhausted, with the bytes needed and available, when shared
   // memory is short. Touches all pages: about half a second per GiB. The file
-  // appears at `path` once it is complete; until then it is `path`.new.
+  // appears at `path` once it is complete; until then it is `path`.new. Calls
+  // `tick`, if there is one, after each GiB.
   //
   // Extent::kHalf allocates buffer 0 alone, for a rank that restores its state
   // while the states it reads still take their room. REQUIRES: complete()
@@ -64,14 +66,15 @@ class StateSegment {
   enum class Extent { kWhole, kHalf };
   static Result<std::unique_ptr<StateSegment>> create(
       const std::string& path, uint64_t job, int64_t capacity,
-      Extent extent = Extent::kWhole);
+      Extent extent = Extent::kWhole, const std::function<void()>& tick = {});
   enum class Mode { kRead, kWrite };
   // Maps an existing one. Corrupt, with the reason, when the file is not a
   // complete segment of this version; InvalidArgument when it belongs to
   // another job or user; Unavailable when another process has it open for
   // writing (kWrite).
-  static Result<std::unique_ptr<StateSegment>> open(const std::string& path,
-                                                    uint64_t job, Mode mode);
+  static Result<std::unique_ptr<StateSegment>> open(
+      const std::string& path, uint64_t job, Mode mode,
+      const std::function<void()>& tick = {});
   // Gives the memory of one buffer of a segment back, and invalidates its
   // records. open(kWrite) allocates it again. Fails like open(kWrite).
   static Status free_buffer(const std::string& path, uint64_t job, int buffer);
@@ -110,7 +113,9 @@ class StateSegment {
   // --- writing. REQUIRES: made by create() or open(kWrite)
 
   // Allocates the buffer that create(kHalf) left out. Exhausted.
-  Status complete() { return populate(bytes_); }
+  Status complete(const std::function<void()>& tick = {}) {
+    return populate(bytes_, tick);
+  }
   geometry::StateView write(int buffer, int64_t elements);
   // Invalidates the records of `buffer`, which may be written from now on.
   void begin(int buffer);
@@ -129,7 +134,7 @@ class StateSegment {
                                                    Mode mode);
   static Result<std::unique_ptr<StateSegment>> open_unpopulated(
       const std::string& path, uint64_t job, Mode mode);
-  Status populate(uint64_t bytes);
+  Status populate(uint64_t bytes, const std::function<void()>& tick);
   float* vector(int buffer, size_t i) const;
   Committed publish(size_t slot, int buffer, const StateInfo& info);
 

@@ -97,6 +97,7 @@ Status write_files(FileSystem& fs, const std::string& dir, const Source& from,
   ASSIGN_OR_RETURN(auto file, plain ? fs.create_streamed(path, options.stream)
                                     : fs.create(path));
   if (plain) {
+    if (options.taking) RETURN_IF_ERROR(options.taking());
     RETURN_IF_ERROR(write_plain(*file, from, shard));
   } else {
     ASSIGN_OR_RETURN(file,

@@ -64,6 +64,9 @@ struct WriteOptions {
   // elements are read once, at memory speed, and may change while the disk is
   // still busy.
   StreamOptions stream;
+  // For a shard that is not compressed: called once the file is open, before
+  // the first element is read. If it fails, so does the write.
+  std::function<Status()> taking;
   // Called once no element will be read any more, before the write waits for
   // the disk. Not called if writing fails before.
   std::function<void()> taken;

@@ -138,6 +138,7 @@ struct Options {
   std::string host;     // for status
   int pid = 0;
   std::string address;  // where workers connect
+  std::string data_id;  // of the job's data set; "": it is not on this host
   // From metrics.jsonl: the last finished step, 0 if there is none, the newest
   // lines, and the first step of each generation.
   int64_t last_finished_step = 0;

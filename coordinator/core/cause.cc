@@ -116,14 +116,39 @@ pb::Cause cause_of(const Failure& f) {
   c.set_what(f.what);
   c.set_rank(f.rank);
   if (!f.worker.empty()) c.set_worker(f.worker);
+  c.set_step(f.step);
+  c.set_exit_code(f.exit_code);
+  c.set_by_signal(f.by_signal);
+  c.set_planned(!f.is_fault);
+  c.mutable_hosts()->Add(f.hosts.begin(), f.hosts.end());
+  c.set_at_start(f.at_start);
+  c.set_before_training(f.before_training);
+  c.set_silent(f.silent);
+  for (const auto& [a, b] : f.links) {
+    c.add_links(a);
+    c.add_links(b);
+  }
+  c.mutable_between()->Add(f.between.begin(), f.between.end());
   return c;
 }
 
 Failure failure_of(const pb::Cause& c) {
-  return {.subject = c.subject(),
-          .what = c.what(),
-          .rank = c.rank(),
-          .worker = c.worker()};
+  Failure f{.subject = c.subject(),
+            .what = c.what(),
+            .rank = c.rank(),
+            .worker = c.worker(),
+            .step = c.step(),
+            .by_signal = c.by_signal(),
+            .exit_code = c.exit_code(),
+            .is_fault = !c.planned(),
+            .hosts = {c.hosts().begin(), c.hosts().end()},
+            .at_start = c.at_start(),
+            .before_training = c.before_training(),
+            .silent = c.silent(),
+            .between = {c.between().begin(), c.between().end()}};
+  for (int i = 0; i + 1 < c.links_size(); i += 2)
+    f.links.emplace_back(c.links(i), c.links(i + 1));
+  return f;
 }
 
 bool died_of_itself(const pb::RankStatus& s) {

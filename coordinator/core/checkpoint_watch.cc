@@ -7,6 +7,9 @@
 namespace remesh::core {
 namespace {
 
+// Announced between two saves. A disk that fails fails in few ways.
+constexpr size_t kMostCauses = 64;
+
 // The same for every rank and step: the numbers in paths do not count.
 std::string cause_of(std::string error) {
   std::erase_if(error, [](unsigned char c) { return std::isdigit(c) != 0; });
@@ -35,6 +38,7 @@ std::vector<CheckpointWatch::Result> CheckpointWatch::observe(
       }
       if (std::exchange(errors_[s.rank()], error) == error) continue;
       last_error_ = error;
+      if (told_.size() >= kMostCauses) continue;
       if (!told_.insert(cause_of(error)).second) continue;
       out.push_back({.error = error, .rank = s.rank(), .worker = name});
     }
@@ -42,10 +46,14 @@ std::vector<CheckpointWatch::Result> CheckpointWatch::observe(
   return out;
 }
 
-void CheckpointWatch::expect_stop(const Roster& roster) {
+void CheckpointWatch::expect_stop(const Roster& roster, pb::Finish* finish) {
+  finish->clear_declined();
   for (const auto& [name, m] : roster.members())
-    for (const pb::RankStatus& s : m.report.ranks())
+    for (const pb::RankStatus& s : m.report.ranks()) {
       declined_[s.rank()] = s.refused_stops();
+      if (s.refused_stops() > 0)
+        (*finish->mutable_declined())[s.rank()] = s.refused_stops();
+    }
 }
 
 bool CheckpointWatch::stop_declined(const ClusterView& view) {

@@ -38,8 +38,13 @@ class CheckpointWatch {
   }
   const std::string& last_error() const { return last_error_; }
 
-  // Forgets which stops were declined so far; call it before asking for one.
-  void expect_stop(const Roster& roster);
+  // Stops that were declined so far do not count; call it before asking for
+  // one. `finish` keeps them for a later life of the coordinator, which calls
+  // adopt().
+  void expect_stop(const Roster& roster, pb::Finish* finish);
+  void adopt(const pb::Finish& finish) {
+    declined_ = {finish.declined().begin(), finish.declined().end()};
+  }
   // Whether a rank has declined a stop since the last call.
   bool stop_declined(const ClusterView& view);
   void end_generation() { declined_.clear(); }

@@ -84,6 +84,7 @@ void Coordinator::adopt_generation() {
                hosts_with_ranks(durable_));
   for (const pb::StepMetrics& m : options_.recent_metrics)
     if (m.generation() == durable_.generation()) times_.add_step(m.step_s());
+  checkpoints_.adopt(durable_.finish());
   if (durable_.phase() != pb::Durable::ABORTING) return;
   failure_ = failure_of(durable_.cause());
   change_began_ms_ = now_ms_;

@@ -30,6 +30,10 @@ pb::Durable restore(const Options& options, int64_t known_generation,
   // the workers' states still count as those of this run.
   if (keeps_state && d.state_job() == 0)
     d.set_state_job(std::max<uint64_t>(1, d.run_id()));
+  if (!keeps_state) {
+    d.clear_state_job();
+    d.clear_rescue();
+  }
   *d.mutable_job() = options.job;
   return d;
 }

@@ -155,6 +155,7 @@ void Coordinator::begin_generation(const Recovery::Decision& decision,
       mesh_event(a, mesh_before(), lost_steps_, decision.placement.reason);
   if (options_.job.train().max_skipped_steps() > 0)
     add_past_steps(ledger_.recent(), &a);
+  if (!options_.data_id.empty()) a.set_data_id(options_.data_id);
   durable_.mutable_participants()->Assign(plan.participants.begin(),
                                           plan.participants.end());
   *durable_.mutable_assignment() = std::move(a);
@@ -268,7 +269,7 @@ void Coordinator::finish(const MeshPolicy::MeshChange& change) {
   f->set_save(roster_.committed_step(durable_) > total_steps() ||
               retention_.must_save_to_finish(view(), policy_) ||
               !shortages_after(&next).empty());
-  checkpoints_.expect_stop(roster_);
+  checkpoints_.expect_stop(roster_, f);
   set_phase(pb::Durable::FINISHING);
 }
 

@@ -4,6 +4,7 @@
 
 #include <algorithm>
 #include <cmath>
+#include <utility>
 
 #include "coordinator/core/awaited.h"
 #include "coordinator/core/durable.h"
@@ -88,7 +89,7 @@ std::optional<Roster::Changes> Roster::on_report(const pb::Report& r,
                            "{} on {}", plural(r.slots(), "slot"), r.host())});
   }
   Member& m = it->second;
-  if (!m.report.leaving() && r.leaving())
+  if (r.leaving() && !std::exchange(m.leaving, true))
     changes.push_back(
         {.kind = MembershipChange::Kind::kLeaving, .worker = r.worker()});
   const int64_t gap = now_ms - m.heard_ms;

@@ -60,6 +60,7 @@ class Roster {
     bool alive = true;
     bool draining = false;     // a command asked it to leave
     bool sent_away = false;    // a LEAVE directive was sent
+    bool leaving = false;      // it said so; counts once
     bool reported = false;     // to this life of the coordinator
     int reports_in_phase = 0;  // since the current phase began
     std::string barred;        // why it will not be heard again

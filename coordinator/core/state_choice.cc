@@ -15,6 +15,9 @@ namespace {
 
 using geometry::ParamTable;
 
+// Begun by one worker: a host keeps states of a few steps.
+constexpr int kMostGroups = 64;
+
 // Holdings that may be combined.
 struct Group {
   int64_t step = 0;
@@ -64,23 +67,37 @@ std::vector<Group> groups_of(const ParamTable& table, const Inventory& in,
                              std::vector<std::string>& notes) {
   const uint64_t model = geometry::model_id(table);
   std::vector<Group> groups;
+  std::map<std::pair<int64_t, int64_t>, std::vector<size_t>> of_step;
+  std::map<std::string, int> begun;  // groups, by worker
   for (size_t i = 0; i < in.holdings.size(); ++i) {
     const Holding& h = in.holdings[i];
-    auto g = std::find_if(groups.begin(), groups.end(),
-                          [&](const Group& x) { return x.takes(h); });
-    if (g == groups.end())
-      g = groups.insert(g, {.step = h.step,
-                            .generation = h.generation,
-                            .sharding = h.sharding,
-                            .tokens = h.tokens,
-                            .sequences = h.sequences});
-    const std::string no =
-        h.model == model ? refusal(table, h, *g) : "belongs to another model";
-    if (no.empty())
-      g->members.push_back(i);
-    else
+    const auto note = [&](const std::string& no) {
       notes.push_back(fmt::format("worker {}: step {} of rank {}: {}", h.worker,
                                   h.step, h.rank, no));
+    };
+    if (h.model != model) {
+      note("belongs to another model");
+      continue;
+    }
+    std::vector<size_t>& known = of_step[{h.step, h.generation}];
+    auto at = std::find_if(known.begin(), known.end(),
+                           [&](size_t g) { return groups[g].takes(h); });
+    if (at == known.end()) {
+      if (++begun[h.worker] > kMostGroups) {
+        if (begun[h.worker] == kMostGroups + 1) note("too many other states");
+        continue;
+      }
+      at = known.insert(at, groups.size());
+      groups.push_back({.step = h.step,
+                        .generation = h.generation,
+                        .sharding = h.sharding,
+                        .tokens = h.tokens,
+                        .sequences = h.sequences});
+    }
+    if (const std::string no = refusal(table, h, groups[*at]); no.empty())
+      groups[*at].members.push_back(i);
+    else
+      note(no);
   }
   std::erase_if(groups, [](const Group& g) { return g.members.empty(); });
   std::sort(notes.begin(), notes.end());

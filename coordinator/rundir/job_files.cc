@@ -445,6 +445,11 @@ std::vector<pb::EventRecord> events_of(const JobChange& change,
   return out;
 }
 
+std::string data_id_of(const pb::Job& job) {
+  const auto index = data::read_index(job.data().path());
+  return index.ok() ? index->data_id : "";
+}
+
 std::vector<std::string> validated_members(const std::string& run) {
   std::vector<std::string> out;
   const auto job = job_of_run(*posix_file_system(), run);

@@ -34,6 +34,9 @@ Status choose_init(FileSystem& fs, pb::Job* job);
 // (huggingface/weight_source.h).
 Result<std::string> base_fingerprint(FileSystem& fs, const pb::Job& job);
 
+// Of the job's data set; "" if it is not on this host.
+std::string data_id_of(const pb::Job& job);
+
 // load_job() and resolve(), with the data set and with the model of
 // model.init_from. If the data set is not on this host, the job or that model
 // must have the vocabulary's size. Keys that `source` does not give are those

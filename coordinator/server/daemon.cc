@@ -394,8 +394,9 @@ class DaemonImpl : public Daemon {
       *status->add_problems() = *problem;
     if (const auto problem = scanner_->problem())
       *status->add_problems() = *problem;
-    if (const auto text = files_->syncer->problem())
-      status->add_problems()->set_text(*text);
+    for (const std::string& text :
+         {files_->syncer->problem().value_or(""), door_->problem()})
+      if (!text.empty()) status->add_problems()->set_text(text);
     status->set_run_dir_gone(files_->lock->gone());
   }
 

@@ -48,6 +48,7 @@ Status RunFiles::check_not_ended(const std::string& run) const {
 }
 
 void RunFiles::tell(const std::string& run, core::Options* o) const {
+  o->data_id = rundir::data_id_of(o->job);
   o->restored = journal->restored();
   o->recent_metrics = rundir::recent_metrics(run);
   if (!o->recent_metrics.empty())

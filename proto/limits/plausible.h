@@ -37,8 +37,9 @@ inline constexpr int kMaxLines = 64;          // of a log, of damages
 inline constexpr int kMaxMetrics = 16'384;    // steps in a report
 inline constexpr int64_t kMaxFenceIndex = 2;
 inline constexpr size_t kMaxFenceBytes = 64 << 10;  // of a rank
-// An inventory: own states and replicas of several steps.
-inline constexpr int max_holdings(int slots) { return 4 * slots + 64; }
+// An inventory: own states and replicas of several steps, of all slots that the
+// worker has had.
+inline constexpr int kMaxHoldings = 65'536;
 
 // What the receiver of a report knows itself.
 struct Known {

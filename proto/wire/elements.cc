@@ -17,8 +17,14 @@ bool count(const Descriptor& type, CodedInputStream* in, int* left) {
   while (const uint32_t tag = in->ReadTag()) {
     const FieldDescriptor* field =
         type.FindFieldByNumber(WireFormatLite::GetTagFieldNumber(tag));
-    const bool delimited = WireFormatLite::GetTagWireType(tag) ==
-                           WireFormatLite::WIRETYPE_LENGTH_DELIMITED;
+    const auto wire_type = WireFormatLite::GetTagWireType(tag);
+    // No message of the protocol has groups, and one that is skipped may hold
+    // any number of elements.
+    if (wire_type == WireFormatLite::WIRETYPE_START_GROUP ||
+        wire_type == WireFormatLite::WIRETYPE_END_GROUP)
+      return false;
+    const bool delimited =
+        wire_type == WireFormatLite::WIRETYPE_LENGTH_DELIMITED;
     const bool allocates =
         field == nullptr || field->is_repeated() || delimited;
     if (allocates && --*left < 0) return false;

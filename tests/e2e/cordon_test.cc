@@ -28,10 +28,11 @@ void CordonTest::expect_cordoned(testing::WorkerStart bad,
   EXPECT_NE(e.value("cause", "").find(why), std::string::npos) << e;
   ASSERT_TRUE(c().wait_for_step(c().last_step() + 20));
 
-  const Json status = c().status();
-  ASSERT_EQ(status["cordons"].size(), 1U) << status;
+  const Json status = c().wait_for_status([](const Json& s) {
+    return s["cordons"].size() == 1 && s["cordons"][0]["remaining_s"] > 0;
+  });
+  ASSERT_FALSE(status.is_null());
   EXPECT_EQ(status["cordons"][0]["host"], "bad-host");
-  EXPECT_GT(status["cordons"][0]["remaining_s"], 0);
   for (const Json& w : status["workers"])
     EXPECT_EQ(w["cordoned"] == "", w["name"] == "good") << w;
   EXPECT_EQ(c().remesh({"uncordon", "good", c().run_dir()}).exit.code, 5);
@@ -50,18 +51,29 @@ TEST_F(CordonTest, AHostWithAWrongTrainerProgramIsCordoned) {
   expect_cordoned({.more = {"--trainer", "/bin/false"}}, "exit code 1");
 }
 
+// Arguments before a program that sees the result of this `mount` alone.
+std::vector<std::string> with_mount(const std::string& arguments) {
+  return {"unshare", "-m", "sh", "-c", "mount " + arguments + " && exec \"$@\"",
+          "sh"};
+}
+
+bool can_run_with(std::vector<std::string> prefix) {
+  prefix.emplace_back("true");
+  return testing::run_program(prefix).exit.code == 0;
+}
+
 TEST_F(CordonTest, AHostWithTooLittleSharedMemoryIsCordoned) {
-  const std::vector<std::string> on_small_disk = {
-      "unshare",
-      "-m",
-      "sh",
-      "-c",
-      "mount -t tmpfs -o size=1m tmpfs /dev/shm && exec \"$@\"",
-      "sh"};
-  auto probe = on_small_disk;
-  probe.emplace_back("true");
-  if (testing::run_program(probe).exit.code != 0) GTEST_SKIP() << "needs mount";
-  expect_cordoned({.prefix = on_small_disk}, "of shared memory");
+  const auto small = with_mount("-t tmpfs -o size=1m tmpfs /dev/shm");
+  if (!can_run_with(small)) GTEST_SKIP() << "needs mount";
+  expect_cordoned({.prefix = small}, "of shared memory");
+}
+
+TEST_F(CordonTest, AHostWithOtherDataIsCordoned) {
+  const testing::TinyData other(59);
+  const auto replaced =
+      with_mount("--bind '" + other.path() + "' '" + data_path() + "'");
+  if (!can_run_with(replaced)) GTEST_SKIP() << "needs mount";
+  expect_cordoned({.prefix = replaced}, "on this host is data set");
 }
 
 }  // namespace

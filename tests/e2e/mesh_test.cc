@@ -24,7 +24,16 @@ class MeshTest : public E2e {
               return true;
           return false;
         },
-        30'000);
+        60'000);
+  }
+  // The losses are those of the same job without any disturbance.
+  void expect_losses_of(const Settings& job, int local_workers) {
+    const auto disturbed = raw_losses(c().metric_lines());
+    const auto undisturbed = raw_losses(undisturbed_lines(job, local_workers));
+    ASSERT_EQ(disturbed.size(), undisturbed.size());
+    for (size_t i = 0; i < disturbed.size(); ++i)
+      EXPECT_NEAR(std::stod(disturbed[i]) / std::stod(undisturbed[i]), 1, 1e-4)
+          << "step " << i + 1;
   }
   void ask_for(const std::string& layout) {
     const Finished f = c().remesh({"mesh", layout, c().run_dir()});
@@ -71,12 +80,22 @@ TEST_F(MeshTest, ARunGoesThroughFourMeshesByJoinsAndKills) {
   ASSERT_TRUE(wait_for_mesh(3, 1, 1, 0));
   stop_in_order();
   expect_sequence(c().last_step());
-  const auto disturbed = raw_losses(c().metric_lines());
-  const auto undisturbed = raw_losses(undisturbed_lines(job, 1));
-  ASSERT_EQ(disturbed.size(), undisturbed.size());
-  for (size_t i = 0; i < disturbed.size(); ++i)
-    EXPECT_NEAR(std::stod(disturbed[i]) / std::stod(undisturbed[i]), 1, 1e-4)
-        << "step " << i + 1;
+  expect_losses_of(job, 1);
+}
+
+TEST_F(MeshTest, AllRanksUseFp32IfOneProcessorHasNoBf16) {
+  Settings job{{"train.steps", "10"},
+               {"train.dtype", "\"bf16\""},
+               {"parallel.tensor_parallel_degree", "2"}};
+  make(job);
+  c().start_coordinator();
+  c().start_worker({.name = "w1"});
+  c().start_worker({.name = "w2", .prefix = {"env", "DNNL_MAX_CPU_ISA=AVX2"}});
+  expect_exit(c().coordinator(), 0);
+  expect_sequence(10);
+  EXPECT_EQ(c().events_named("mesh").size(), 1U);
+  job["train.dtype"] = "\"fp32\"";
+  expect_losses_of(job, 2);
 }
 
 // The first worker of a host measures it, and the others take what it found.

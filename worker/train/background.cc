@@ -7,7 +7,10 @@
 #endif
 
 #include <chrono>
+#include <exception>
 #include <future>
+#include <string>
+#include <system_error>
 #include <utility>
 
 #include "proto/base/check.h"
@@ -31,7 +34,22 @@ void lower_priority_of_this_thread() {
 
 void BackgroundJob::start(std::function<Status()> job) {
   CHECK(!busy());
-  job_ = std::async(std::launch::async, std::move(job));
+  const auto failed = [](const std::exception& e) {
+    return unavailable(std::string("background work: ") + e.what());
+  };
+  try {
+    job_ = std::async(std::launch::async, [failed, job = std::move(job)] {
+      try {
+        return job();
+      } catch (const std::exception& e) {
+        return failed(e);
+      }
+    });
+  } catch (const std::system_error& e) {
+    std::promise<Status> now;
+    now.set_value(failed(e));
+    job_ = now.get_future();
+  }
 }
 
 bool BackgroundJob::done() const {

@@ -21,7 +21,8 @@ void lower_priority_of_this_thread();
 
 class BackgroundJob {
  public:
-  // REQUIRES: !busy().
+  // An exception of the job, or a thread that cannot be started, is a result:
+  // Unavailable. REQUIRES: !busy().
   void start(std::function<Status()> job);
   // Between start() and the return of take().
   bool busy() const { return job_.valid(); }

@@ -174,7 +174,7 @@ Status Checkpointer::stage(const RankState& state) {
 Status Checkpointer::write(int64_t step,
                            const std::vector<geometry::Piece>& pieces,
                            const geometry::ConstStateView& vectors,
-                           uint64_t room, std::function<void()> taken) {
+                           uint64_t room) {
   const store::SaveId id{.step = step,
                          .generation = options_.manifest.generation()};
   // A run directory that is gone is not made again.
@@ -186,10 +186,13 @@ Status Checkpointer::write(int64_t step,
   ASSIGN_OR_RETURN(options.compression,
                    store::parse_compression(options_.manifest.compression()));
   options.stream.room = room;
-  if (room > 0) options.stream.in_thread = lower_priority_of_this_thread;
+  if (room > 0) {
+    options.stream.in_thread = lower_priority_of_this_thread;
+    options.taking = [this] { return begin_copy(); };
+    options.taken = [this] { end_copy(); };
+  }
   options.stream.idle = kIdleDuringTraining;
   options.stream.hurry = &hurry_;
-  options.taken = std::move(taken);
   return store::write_shard(*fs_, options_.folder, id, world_.rank(), table_,
                             pieces, vectors, options)
       .status();
@@ -205,7 +208,7 @@ Status Checkpointer::write_staged(int64_t step) {
   lower_priority_of_this_thread();
   return write(step, packed_,
                {staged_[0].span(), staged_[1].span(), staged_[2].span()},
-               /*room=*/0, {});
+               /*room=*/0);
 }
 
 // `state` stays unchanged only until before_update(): it is copied at full
@@ -214,35 +217,66 @@ Status Checkpointer::write_staged(int64_t step) {
 void Checkpointer::start_copy_and_write(const RankState& state) {
   {
     const std::lock_guard lock(copy_mutex_);
-    copying_step_ = state.step;
+    copy_ = Copy::kDue;
+    copied_ = state;
   }
-  start_job([this, state]() -> Status {
-    if (!options_.manifest.compression().empty()) {
-      const Status staged = stage(state);
-      copied();
-      return staged.ok() ? write_staged(state.step) : staged;
-    }
-    Status written =
-        write(state.step, pieces_, state.vectors,
-              std::numeric_limits<uint64_t>::max(), [this] { copied(); });
-    copied();  // no-op unless write() failed early
+  start_job([this, state] {
+    Status written = copy_and_write(state);
+    end_copy();  // no-op unless it failed early
     return written;
   });
 }
 
-void Checkpointer::copied() {
+// In a job.
+Status Checkpointer::copy_and_write(const RankState& state) {
+  Status written;
+  if (options_.manifest.compression().empty()) {
+    written = write(state.step, pieces_, state.vectors,
+                    std::numeric_limits<uint64_t>::max());
+  } else {
+    written = begin_copy();
+    if (written.ok()) {
+      written = stage(state);
+      end_copy();
+      return written.ok() ? write_staged(state.step) : written;
+    }
+  }
   {
     const std::lock_guard lock(copy_mutex_);
-    copying_step_ = -1;
+    if (copy_ != Copy::kStaged) return written;
+    RETURN_IF_ERROR(staged_status_);
+  }
+  return write_staged(state.step);
+}
+
+// In a job. Cancelled if before_update() has made the copy.
+Status Checkpointer::begin_copy() {
+  const std::lock_guard lock(copy_mutex_);
+  if (copy_ == Copy::kStaged)
+    return cancelled("the update of the next step but one came first");
+  copy_ = Copy::kUnderWay;
+  return ok_status();
+}
+
+void Checkpointer::end_copy() {
+  {
+    const std::lock_guard lock(copy_mutex_);
+    copy_ = Copy::kNone;
   }
   copy_done_.notify_all();
 }
 
 void Checkpointer::before_update(int64_t step) {
   std::unique_lock lock(copy_mutex_);
-  if (copying_step_ < 0 || copying_step_ > step - 2) return;
+  if (copy_ == Copy::kNone || copy_ == Copy::kStaged || copied_.step > step - 2)
+    return;
   const int64_t since = monotonic_ms();
-  while (copying_step_ >= 0) {
+  const bool begun = copy_ == Copy::kUnderWay;
+  if (!begun) {
+    staged_status_ = stage(copied_);
+    copy_ = Copy::kStaged;
+  }
+  while (copy_ == Copy::kUnderWay) {
     copy_done_.wait_for(lock, std::chrono::milliseconds(10));
     // The copy may wait for buffers that the disk has not written yet.
     if (monotonic_ms() - disk_moved_ms_.load() < kQuietLimitMs) board_.tick();
@@ -250,9 +284,12 @@ void Checkpointer::before_update(int64_t step) {
   const int64_t waited_ms = monotonic_ms() - since;
   ++copy_waits_;
   copy_waited_ms_ += waited_ms;
-  log_.warn("checkpoint_copy_late", {{"waited_ms", waited_ms},
-                                     {"waits", copy_waits_},
-                                     {"waited_ms_total", copy_waited_ms_}});
+  log_.warn("checkpoint_copy_late",
+            {{"reason", begun ? "the copy took longer than a step"
+                              : "the file is not open yet"},
+             {"waited_ms", waited_ms},
+             {"waits", copy_waits_},
+             {"waited_ms_total", copy_waited_ms_}});
 }
 
 void Checkpointer::abandon_for_handoff() {
@@ -397,7 +434,7 @@ Status Checkpointer::save_and_wait(const RankState& state) {
   if (world_.rank() == 0) manifest_ = manifest_of(state.step);
   // The state does not change meanwhile, so it is written without a copy.
   start_job([this, state] {
-    return write(state.step, pieces_, state.vectors, /*room=*/0, {});
+    return write(state.step, pieces_, state.vectors, /*room=*/0);
   });
   return finish_save();
 }

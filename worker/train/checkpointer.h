@@ -11,7 +11,8 @@
 // owner's thread copies at the boundary. If it is double-buffered, the state of
 // step k does not change until the update of step k + 2, so the background
 // thread copies it into the write buffers, overlapped with compute. If that
-// copy is late, before_update() waits for it, counts the wait and logs it.
+// copy is late, before_update() waits for it, counts the wait and logs it. If
+// it has not begun, because the file is not open yet, before_update() copies.
 //
 // At an in-memory handoff nothing is saved and a save in progress is abandoned.
 // The next generation saves at its first boundary (SavePlan), and its commit
@@ -93,15 +94,15 @@ class Checkpointer {
   // the disk makes progress. Succeeds or fails on all ranks alike; the rank
   // that failed returns the cause.
   Status save_and_wait(const RankState& state);
-  // Waits until the update of step `step` may overwrite the state of step
-  // step - 2, which may still be being copied.
+  // Returns when the update of step `step` may overwrite the state of step
+  // step - 2: waits for its copy, at memory speed, or makes it.
   void before_update(int64_t step);
   // Abandons the save in progress, as if the process had been killed. Returns
   // immediately; the destructor waits for the current disk operation. Only the
   // destructor may be called afterwards.
   void abandon_for_handoff();
   int64_t saved_step() const { return plan_.saved_step(); }
-  // How often before_update() waited.
+  // How often before_update() waited or copied.
   int64_t copy_waits() const { return copy_waits_; }
 
  private:
@@ -110,10 +111,11 @@ class Checkpointer {
   void start_job(std::function<Status()> job);
   void start_copy_and_write(const RankState& state);
   Status write(int64_t step, const std::vector<geometry::Piece>& pieces,
-               const geometry::ConstStateView& vectors, uint64_t room,
-               std::function<void()> taken);
+               const geometry::ConstStateView& vectors, uint64_t room);
   Status write_staged(int64_t step);
-  void copied();
+  Status copy_and_write(const RankState& state);
+  Status begin_copy();
+  void end_copy();
   manifest::Origin origin() const {
     return {options_.first_step, options_.first_generation};
   }
@@ -148,10 +150,14 @@ class Checkpointer {
   engine::FlatBuffer staged_[3];        // weights, moments; allocated on demand
   bool have_staging_ = false;
   bool reported_ = false;  // a failure of the current save was reported
-  // Step of the state that a job is copying; -1: none.
+  // Of the state that is to be saved: a job will copy it (kDue) and does so
+  // (kUnderWay), or before_update() did before the job began (kStaged).
+  enum class Copy { kNone, kDue, kUnderWay, kStaged };
   std::mutex copy_mutex_;
   std::condition_variable copy_done_;
-  int64_t copying_step_ = -1;
+  Copy copy_ = Copy::kNone;
+  RankState copied_;
+  Status staged_status_;
   int64_t copy_waits_ = 0;
   int64_t copy_waited_ms_ = 0;
   BackgroundJob job_;  // last: jobs use the members above

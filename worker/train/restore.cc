@@ -83,6 +83,7 @@ Status load_initial_weights(FileSystem& inner, const std::string& path,
 }
 
 void exchange_parts(comm::Comm& data, const geometry::RankShard& rank,
+                    const std::function<void()>& tick,
                     std::span<float> vector) {
   const geometry::ShardTable& shard = rank.shard;
   const geometry::ZeroPlan& zero = rank.zero;
@@ -107,6 +108,7 @@ void exchange_parts(comm::Comm& data, const geometry::RankShard& rank,
     group.all_gather(std::as_bytes(std::span(mine)),
                      std::as_writable_bytes(std::span(all)));
     std::copy_n(all.begin(), size, unit);
+    tick();
   }
 }
 
@@ -128,10 +130,8 @@ Result<pb::Manifest> load_checkpoint(FileSystem& inner, const std::string& path,
   if (worst != 0)
     return Status(static_cast<Code>(worst),
                   path + ": another rank could not load it");
-  for (const std::span<float> v : {to.weights, to.exp_avg, to.exp_avg_sq}) {
-    exchange_parts(mesh.data(), rank, v);
-    tick();
-  }
+  for (const std::span<float> v : {to.weights, to.exp_avg, to.exp_avg_sq})
+    exchange_parts(mesh.data(), rank, tick, v);
   return m;
 }
 

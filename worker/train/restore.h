@@ -37,9 +37,10 @@ Status load_initial_weights(FileSystem& fs, const std::string& path,
                             std::string* fingerprint = nullptr);
 
 // Fills a state vector with the parts of the other replicas. Collective over
-// `data`, the data group of the plan. REQUIRES: this rank's part is filled in.
+// `data`, the data group of the plan. Calls `tick` on progress.
+// REQUIRES: this rank's part is filled in.
 void exchange_parts(comm::Comm& data, const geometry::RankShard& rank,
-                    std::span<float> vector);
+                    const std::function<void()>& tick, std::span<float> vector);
 
 // Loads the checkpoint directory `path` into the vectors of this rank, `to`,
 // and returns its manifest.

@@ -15,7 +15,7 @@ using SegmentPtr = std::unique_ptr<StateSegment>;
 
 Result<SegmentPtr> Segments::open(const std::string& path,
                                   StateSegment::Mode mode) const {
-  return StateSegment::open(path, job_, mode);
+  return StateSegment::open(path, job_, mode, tick_);
 }
 
 // Takes the smallest suitable segment. One of more than twice the size would
@@ -40,8 +40,9 @@ Result<SegmentPtr> Segments::create(int64_t elements,
                                     StateSegment::Extent extent) const {
   // Another rank may take the same free number first.
   for (int number = memory::free_number(folder_, job_);; ++number) {
-    auto made = StateSegment::create(
-        memory::segment_path(folder_, job_, number), job_, elements, extent);
+    auto made =
+        StateSegment::create(memory::segment_path(folder_, job_, number), job_,
+                             elements, extent, tick_);
     if (made.ok() || made.status().code() != Code::kAlreadyExists) return made;
   }
 }

@@ -6,6 +6,7 @@
 #pragma once
 
 #include <cstdint>
+#include <functional>
 #include <memory>
 #include <set>
 #include <string>
@@ -16,8 +17,9 @@ namespace remesh::train {
 
 class Segments {
  public:
-  Segments(std::string folder, uint64_t job)
-      : folder_(std::move(folder)), job_(job) {}
+  // Calls `tick`, from any thread, while it allocates.
+  Segments(std::string folder, uint64_t job, std::function<void()> tick = {})
+      : folder_(std::move(folder)), job_(job), tick_(std::move(tick)) {}
 
   // Opens a segment for writing or reading. NotFound, Corrupt; Unavailable if
   // another process owns it.
@@ -58,6 +60,7 @@ class Segments {
 
   std::string folder_;
   uint64_t job_;
+  std::function<void()> tick_;
 };
 
 }  // namespace remesh::train

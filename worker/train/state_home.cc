@@ -13,12 +13,14 @@ namespace remesh::train {
 using memory::StateSegment;
 
 StateHome::StateHome(const geometry::ParamTable& table,
-                     const pb::RankSpec& spec, int rank)
+                     const pb::RankSpec& spec, int rank,
+                     const std::function<void()>& tick)
     : table_(table),
       spec_(spec),
       rank_(rank),
       model_(geometry::model_id(table)),
-      segments_(spec.state_folder(), spec.state_job()) {}
+      tick_(tick),
+      segments_(spec.state_folder(), spec.state_job(), tick) {}
 
 Status StateHome::reserve(const geometry::Sharding& sharding,
                           int64_t elements) {
@@ -54,7 +56,7 @@ Status StateHome::reserve(const geometry::Sharding& sharding,
 Status StateHome::complete() {
   if (whole_) return ok_status();
   segments_.sweep({});
-  if (Status s = segment_->complete(); !s.ok())
+  if (Status s = segment_->complete(tick_); !s.ok())
     return fail_allocation(std::move(s));
   whole_ = true;
   return ok_status();

@@ -32,9 +32,10 @@ namespace remesh::train {
 class StateHome final : public engine::StateStore {
  public:
   // `spec` has the folder, job and source. It and the table must outlive this.
-  // `rank` is the rank in the new mesh.
+  // `rank` is the rank in the new mesh. Calls `tick`, from any thread, while it
+  // allocates.
   StateHome(const geometry::ParamTable& table, const pb::RankSpec& spec,
-            int rank);
+            int rank, const std::function<void()>& tick = {});
 
   // On failure, such as a bad source or insufficient shared memory, exit_code()
   // is set.
@@ -82,6 +83,7 @@ class StateHome final : public engine::StateStore {
   const pb::RankSpec& spec_;
   const int rank_;
   const uint64_t model_;
+  const std::function<void()> tick_;
   const Segments segments_;
   geometry::Sharding sharding_;
   int64_t elements_ = 0;

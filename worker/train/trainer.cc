@@ -97,16 +97,19 @@ void Trainer::trace(int64_t step) {
                {"dropped", static_cast<int64_t>(tracer_->dropped())}});
 }
 
-// Measures after a few steps, so as not to delay the start.
+// Measures after a few steps, so as not to delay the start: a GEMM of this
+// rank's part of the gate. More rows do not change the rate, but need memory.
 void Trainer::measure_gemms() {
   constexpr int64_t kAfterSteps = 5;
+  constexpr int64_t kMostRows = 4096;
   constexpr double kBudgetS = 0.02;
   if (engine_->step() != first_step_ + kAfterSteps) return;
   const pb::Train& t = job_.train();
   const geometry::ModelConfig& c = table_->config();
-  gemm_flops_per_s_ =
-      measure_gemm_rate(*backend_, dtype_, t.local_batch_size() * t.seq_len(),
-                        c.hidden_dim, c.dim, kBudgetS);
+  const int64_t rows = t.local_batch_size() * t.seq_len() / layout_.cp;
+  gemm_flops_per_s_ = measure_gemm_rate(
+      *backend_, dtype_, std::min(rows, kMostRows),
+      std::max<int64_t>(1, c.hidden_dim / layout_.tp), c.dim, kBudgetS);
 }
 
 Status Trainer::one_step(int64_t step, double lr, bool& stop) {
@@ -340,8 +343,12 @@ void Trainer::check_state_kept() {
 // Completes the replicas of the last state before this rank stops.
 Status Trainer::replicate_last() {
   if (replication_ == nullptr) return ok_status();
-  if (!replication_->due(engine_->step())) replication_->start();
-  RETURN_IF_ERROR(replication_->finish([this] { board_.tick(); }));
+  const auto tick = [this] { board_.tick(); };
+  RETURN_IF_ERROR(replication_->finish(tick));
+  if (replication_->done_step() != engine_->step()) {
+    replication_->start();
+    RETURN_IF_ERROR(replication_->finish(tick));
+  }
   update_committed();
   return ok_status();
 }

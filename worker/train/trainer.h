@@ -67,6 +67,8 @@ class Trainer {
   Status join();
   RankState rank_state();
   model::Dtype dtype();
+  bool agree_on_dtype();
+  Status check_inputs();
   Result<std::vector<engine::ParamRule>> param_rules();
   Result<engine::EngineOptions> engine_options();
   Status restore();
@@ -128,7 +130,9 @@ class Trainer {
   int64_t first_step_ = 0;
   int64_t first_generation_ = 0;  // generation that made first_step_
   int64_t first_tokens_ = 0;
+  bool peers_have_bf16_ = true;
   std::string base_fingerprint_;  // of the frozen model; "" without adapters
+  std::string init_fingerprint_;  // of other weights to start from
   double flops_per_token_ = 0;
   int64_t published_step_ = -1;  // newest step with metrics on the board
   int64_t committed_step_ = -1;  // newest step that the board has as finished

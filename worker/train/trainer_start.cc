@@ -90,7 +90,10 @@ Status Trainer::start() {
   Status connected, prepared;
   if (!spec_.has_rank()) {
     connected = connect();
-    if (connected.ok()) prepared = prepare(mpi_->rank());
+    if (connected.ok()) {
+      agree_on_dtype();
+      prepared = prepare(mpi_->rank());
+    }
     log_start("prepare_ms");
   } else {
     std::thread preparing([&] { prepared = prepare(spec_.rank()); });
@@ -103,6 +106,13 @@ Status Trainer::start() {
   if (!connected.ok() && exit_code_ != kExitFailed)
     return fail(kExitWorld, std::move(connected));
   RETURN_IF_ERROR(prepared);
+  if (spec_.has_rank() && agree_on_dtype()) {
+    replication_.reset();
+    engine_.reset();
+    home_.reset();
+    if (Status s = prepare(spec_.rank()); !s.ok())
+      return fail_start(std::move(s));
+  }
   return join();
 }
 
@@ -153,7 +163,7 @@ Status Trainer::prepare(int rank) {
     else
       RETURN_IF_ERROR(load_initial_weights(
           *fs_, from, engine_->rank_shard(), [this] { board_.tick(); },
-          to.weights));
+          to.weights, &init_fingerprint_));
     // A reused segment still has its old contents.
     for (const std::span<float> v : {to.exp_avg, to.exp_avg_sq})
       if (!v.empty()) backend_->zero(v.data(), v.size_bytes());
@@ -213,42 +223,8 @@ geometry::Shares Trainer::shares() const {
   return {assignment_.microbatches().begin(), assignment_.microbatches().end()};
 }
 
-Status Trainer::open_data(int dp_index) {
-  ASSIGN_OR_RETURN(data::Dataset dataset,
-                   data::Dataset::open(job_.data().path()));
-  if (dataset.vocab_size() > job_.model().vocab_size())
-    return invalid_argument(fmt::format(
-        "model.vocab_size: {}, but the vocabulary of the data set "
-        "{} has {} tokens; allowed: that many or more",
-        job_.model().vocab_size(), dataset.dir(), dataset.vocab_size()));
-  const pb::Train& t = job_.train();
-  ASSIGN_OR_RETURN(
-      batches_, BatchSource::make(std::move(dataset),
-                                  {.seed = t.seed(),
-                                   .seq_len = t.seq_len(),
-                                   .global_batch = t.global_batch_size(),
-                                   .local_batch = t.local_batch_size(),
-                                   .offset = job_.data().sequence_offset(),
-                                   .eval_sequences = t.eval_sequences(),
-                                   .document_mask = job_.data().document_mask(),
-                                   .shares = shares(),
-                                   .dp = layout_.dp,
-                                   .dp_index = dp_index}));
-  return ok_status();
-}
-
 RankState Trainer::rank_state() {
   return {.step = engine_->step(), .vectors = engine_->state()};
-}
-
-model::Dtype Trainer::dtype() {
-  if (job_.train().dtype() != "bf16") return model::Dtype::kFp32;
-  if (backend_->supports_bf16()) return model::Dtype::kBf16;
-  log_.warn("dtype", {{"requested", "bf16"},
-                      {"used", "fp32"},
-                      {"reason", "this processor has no bf16 instructions"},
-                      {"processor", backend_->description()}});
-  return model::Dtype::kFp32;
 }
 
 // By parameter; empty without groups.
@@ -306,7 +282,8 @@ Status Trainer::build(int rank) {
   flops_per_token_ = geometry::flops_per_token(config, job_.train().seq_len());
   ASSIGN_OR_RETURN(const engine::EngineOptions options, engine_options());
   if (!spec_.state_folder().empty())
-    home_ = std::make_unique<StateHome>(*table_, spec_, rank);
+    home_ = std::make_unique<StateHome>(*table_, spec_, rank,
+                                        [this] { board_.tick(); });
   ASSIGN_OR_RETURN(engine_, engine::Engine::prepare(
                                 *table_, layout_, rank, options, *backend_,
                                 engine::Progress(&board_), home_.get()));
@@ -319,6 +296,7 @@ Status Trainer::build(int rank) {
 
 Status Trainer::restore() {
   board_.set_phase(RankPhase::kRestoring);
+  RETURN_IF_ERROR(check_inputs());
   RETURN_IF_ERROR(restore_state());
   first_step_ = engine_->step();
   RETURN_IF_ERROR(begin_replicas());
@@ -346,27 +324,27 @@ Status Trainer::restore() {
 }
 
 Status Trainer::restore_state() {
+  const auto tick = [this] { board_.tick(); };
   if (engine::FrozenBase* const base = engine_->base())
-    exchange_parts(mesh_->data(), base->rank_shard, base->weights.span());
+    exchange_parts(mesh_->data(), base->rank_shard, tick, base->weights.span());
   const pb::Source& source = assignment_.source();
   if (source.kind() == pb::Source::INIT) {
-    exchange_parts(mesh_->data(), engine_->rank_shard(),
+    exchange_parts(mesh_->data(), engine_->rank_shard(), tick,
                    engine_->begin_state().weights);
     engine_->commit_state(0);
     return ok_status();
   }
   if (source.kind() == pb::Source::MEMORY) return restore_memory();
   const pb::Train& t = job_.train();
-  const auto m = load_checkpoint(
-      *fs_, source.path(), source.step(),
-      {.model = table_->config(),
-       .seed = t.seed(),
-       .data_id = batches_->dataset().data_id(),
-       .global_batch_size = t.global_batch_size(),
-       .seq_len = t.seq_len(),
-       .base_fingerprint = base_fingerprint_},
-      *mesh_, [this] { board_.tick(); }, engine_->rank_shard(),
-      engine_->begin_state());
+  const auto m = load_checkpoint(*fs_, source.path(), source.step(),
+                                 {.model = table_->config(),
+                                  .seed = t.seed(),
+                                  .data_id = batches_->dataset().data_id(),
+                                  .global_batch_size = t.global_batch_size(),
+                                  .seq_len = t.seq_len(),
+                                  .base_fingerprint = base_fingerprint_},
+                                 *mesh_, tick, engine_->rank_shard(),
+                                 engine_->begin_state());
   if (!m.ok())
     return fail(m.status().code() == Code::kInvalidArgument ? kExitFailed
                                                             : kExitBadSource,

@@ -103,7 +103,8 @@ TEST(CheckpointWatch, AStopIsDeclinedWhenTheCountGrows) {
     return watch.stop_declined({.roster = roster, .durable = d});
   };
   hear(1, 2);
-  watch.expect_stop(roster);
+  pb::Finish finish;
+  watch.expect_stop(roster, &finish);
   EXPECT_FALSE(hear(2, 2));
   EXPECT_TRUE(hear(3, 3));
   EXPECT_FALSE(hear(4, 3));

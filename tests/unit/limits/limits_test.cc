@@ -44,7 +44,7 @@ TEST(Plausible, AReportAtEveryLimitIsAccepted) {
   while (r.ranks_size() < kMaxSlots) r.add_ranks()->set_rank(kMaxRanks - 1);
   while (r.metrics_size() < kMaxMetrics)
     r.add_metrics()->set_step(kKnown.steps);
-  while (r.holdings_size() < max_holdings(kMaxSlots))
+  while (r.holdings_size() < kMaxHoldings)
     r.add_holdings()->mutable_sharding()->mutable_mesh()->set_dp(kMaxRanks);
   r.set_host(std::string(kMaxHost, 'h'));
   r.mutable_ranks(0)->set_step(kKnown.steps + 1);
@@ -131,7 +131,7 @@ TEST(Plausible, WhatIsBeyondALimitIsRefusedByName) {
        }},
       {"states",
        [](auto* r) {
-         while (r->holdings_size() <= max_holdings(2)) r->add_holdings();
+         while (r->holdings_size() <= kMaxHoldings) r->add_holdings();
        }},
       {"holdings.step",
        [](auto* r) { r->mutable_holdings(0)->set_step(kHuge); }},

@@ -152,7 +152,8 @@ void check_fresh_weights(uint32_t seed) {
     on_all_ranks(sharding, [&](int r, comm::Mesh& mesh) {
       Rank rank = make_rank(table, sharding, r);
       fill_initial_weights(rank.shard, 9, 1 + r % 2, rank.v.weights);
-      exchange_parts(mesh.data(), rank.shard, rank.v.weights);
+      exchange_parts(
+          mesh.data(), rank.shard, [] {}, rank.v.weights);
       for_each_element(rank, [&](int64_t i, size_t param, int64_t e) {
         const auto at = static_cast<size_t>(i);
         if (rank.v.weights[at] != table.initial_value(9, param, e)) ++wrong;
@@ -197,7 +198,8 @@ TEST(Restore, GivenWeightsAreTheSameOnAnyMesh) {
         const Status loaded = load_initial_weights(
             *fs, from, rank.shard, [] {}, rank.v.weights);
         if (!loaded.ok()) ADD_FAILURE() << loaded.to_string();
-        exchange_parts(mesh.data(), rank.shard, rank.v.weights);
+        exchange_parts(
+            mesh.data(), rank.shard, [] {}, rank.v.weights);
         for_each_element(rank, [&](int64_t i, size_t param, int64_t e) {
           if (rank.v.weights[static_cast<size_t>(i)] !=
               whole[param][static_cast<size_t>(e)])

@@ -127,7 +127,11 @@ void Agent::handle(const DirectiveReceived& e) {
   // Also after its own ranks have ended: those of others may wait.
   if (d.want_fences() && d.generation() == ranks_generation_)
     send_fences(/*all=*/true);
-  if (new_coordinator) urgent_ = true;
+  if (new_coordinator) {
+    urgent_ = true;
+    // It counts requests from 0: what was asked of it so far is new.
+    request_base_ = -sent_request_.checkpoint_request;
+  }
   if (d.want_hardware() && hardware_.empty() && !measuring_) {
     measuring_ = true;
     act(MeasureHardware{});
