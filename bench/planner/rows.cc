@@ -221,7 +221,8 @@ void read_layout(Fields* f, Row* row) {
   if (row->shape.T % l.cp != 0) return f->fail("cp", "a divisor of seq");
   row->global_batch = f->integer("global_batch", 0, 1);
   row->shape.B = f->integer("micro_batch", 0, 1);
-  row->shape.zero_stage = static_cast<int>(f->number("zero_stage", 0, 0, 3));
+  row->shape.zero_stage = static_cast<int>(f->integer("zero_stage", 0, 0));
+  if (row->shape.zero_stage > 3) f->fail("zero_stage", "from 0 to 3");
 }
 
 Result<Row> read_throughput(Fields f, int line) {
@@ -287,6 +288,15 @@ Result<Row> read_vtrain(Fields f, int line) {
                                  row.layout.world()));
   RETURN_IF_ERROR(f.problem());
   c.arch = "gpt";
+  if (const Status valid = c.validate(); !valid.ok())
+    f.fail("hidden size", "of a model that exists: " + valid.message());
+  if (c.n_heads % row.layout.tp != 0)
+    f.fail("tensor parallelism", "a divisor of the attention heads");
+  if (row.layout.pp > c.n_layers)
+    f.fail("pipeline parallelism", "at most the layers");
+  if (row.global_batch % (row.layout.dp * row.shape.B) != 0)
+    f.fail("micro batch", "a divisor of the global batch on each data rank");
+  RETURN_IF_ERROR(f.problem());
   row.run = execution_of("", row, "fp16");
   // As in their runs on several nodes: without it no constants explain these.
   row.shape.recompute = Recompute::kFull;
@@ -306,8 +316,8 @@ Result<std::vector<Row>> parse_rows(const std::string& text,
                             ": empty; expected a CSV file with a header");
   if (line.starts_with("\xEF\xBB\xBF")) line.erase(0, 3);
   std::map<std::string, size_t> columns;
-  for (const std::string& column : split(line))
-    columns.emplace(column, columns.size());
+  const std::vector<std::string> header = split(line);
+  for (size_t i = 0; i < header.size(); ++i) columns.emplace(header[i], i);
   const bool vtrain = columns.contains(kVtrain[0]);
   std::vector<std::string> missing;
   const auto need = [&](const char* column) {
@@ -325,10 +335,9 @@ Result<std::vector<Row>> parse_rows(const std::string& text,
     if (line.empty() || line == "\r") continue;
     const std::string where = fmt::format("{}:{}", name, number);
     std::vector<std::string> values = split(line);
-    if (values.size() != columns.size())
+    if (values.size() != header.size())
       return invalid_argument(fmt::format("{}: {} fields, the header has {}",
-                                          where, values.size(),
-                                          columns.size()));
+                                          where, values.size(), header.size()));
     Fields fields(columns, std::move(values), where);
     if (!vtrain && (fields.text("verified") == "memory" ||
                     fields.text("tokens_per_s_per_gpu").empty()))

@@ -165,6 +165,11 @@ Result<ModelChoice> parse_hf_config(const std::string& text,
   // With the biases or norms of heads that it adds to a Llama.
   if (geometry::find_family(family.model_type) != nullptr)
     model->arch = family.model_type;
+  const auto window = json.find("sliding_window");
+  if (geometry::has_window(model->arch) && window != json.end() &&
+      !window->is_null())
+    model->sliding_window = c.integer({"sliding_window"}, 0);
+  RETURN_IF_ERROR(c.problem());
   return ModelChoice{.name = name,
                      .model = *std::move(model),
                      .seq_len = std::min(seq, kMostDefaultSeq)};
@@ -205,18 +210,23 @@ Result<std::string> description_path(const std::string& kind,
 
 Result<ModelChoice> find_model(const std::string& given,
                                const std::vector<std::string>& set) {
+  const auto no_job = [&](Result<ModelChoice> found) -> Result<ModelChoice> {
+    if (!found.ok() || set.empty()) return found;
+    return invalid_argument(fmt::format(
+        "--set {}: changes a job file, and {} is none", set.front(), given));
+  };
   if (!is_file(given)) {
     ASSIGN_OR_RETURN(
         const std::string path,
         description_path("model", given,
                          "a description, a job or a Hugging Face config.json"));
-    return from_description(path);
+    return no_job(from_description(path));
   }
   if (std::error_code ec; !fs::exists(given, ec))
     return not_found(given + ": no such file");
   ASSIGN_OR_RETURN(const std::string text, jobfile::read_text(given));
-  if (given.ends_with(".json")) return parse_hf_config(text, given);
-  return is_job(text) ? from_job(given, set) : from_description(given);
+  if (given.ends_with(".json")) return no_job(parse_hf_config(text, given));
+  return is_job(text) ? from_job(given, set) : no_job(from_description(given));
 }
 
 Result<ClusterChoice> find_cluster(const std::string& given) {

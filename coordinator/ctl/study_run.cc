@@ -24,9 +24,11 @@ class Settings {
   int64_t integer(const char* key, int64_t missing) {
     const auto it = find(key);
     if (it == object_.end()) return missing;
-    if (it->is_number_integer() && it->get<int64_t>() >= 0)
+    constexpr int64_t kMost = 1'000'000'000;
+    if (it->is_number_integer() && it->get<int64_t>() >= 0 &&
+        it->get<int64_t>() <= kMost)
       return it->get<int64_t>();
-    fail(key, "an integer of at least 0");
+    fail(key, fmt::format("an integer from 0 to {}", kMost));
     return missing;
   }
   bool flag(const char* key, bool missing) {
@@ -113,6 +115,9 @@ planner::JobShape shape_of(Settings* s, const SearchRequest& q) {
     shape.schedule = *kind;
   else
     s->fail("schedule", kind.status().message());
+  if (shape.chunks < 1 ||
+      (shape.chunks > 1 && !geometry::traits_of(shape.schedule).interleaved))
+    s->fail("chunks", "at least 1, and 1 unless the schedule is interleaved");
   if (const auto r = geometry::parse_recompute(s->text("recompute", "none"));
       r.ok())
     shape.recompute = *r;

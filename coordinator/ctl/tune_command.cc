@@ -94,6 +94,9 @@ class Tuning {
         tuner_(space_.candidates) {}
 
   Result<int> run() {
+    if (options_.job_file == jobfile::kStandardInput)
+      return invalid_argument(
+          "-: each trial reads the job; give a file, not the standard input");
     out_ = options_.out.empty()
                ? job_.job().dump_folder() + "/tune-" + job_.job().name()
                : rundir::absolute(options_.out);
@@ -197,7 +200,11 @@ class Tuning {
         fmt::format("{}/trial-{:03}", out_, tuner_.trials().size() + 1);
     std::error_code ec;
     fs::remove_all(name, ec);
-    ASSIGN_OR_RETURN(TrialOptions trial, prepare(candidate, name));
+    auto prepared = prepare(candidate, name);
+    // A setting that the job does not admit is a trial that failed.
+    if (!prepared.ok() && prepared.status().code() == Code::kInvalidArgument)
+      return note(candidate, {.error = prepared.status().message()}, name);
+    ASSIGN_OR_RETURN(TrialOptions trial, std::move(prepared));
     if (const auto best = tuner_.best(); best && !options_.every)
       trial.best_s = *best->step_s;
     show(candidate, 0);
@@ -208,6 +215,12 @@ class Tuning {
       fs::remove_all(name, ec);
       return ok_status();
     }
+    return note(candidate, result, name);
+  }
+
+  Status note(size_t candidate, const TrialResult& result,
+              const std::string& name) {
+    std::error_code ec;
     Json line{{"set", space_.settings[candidate].overrides()},
               {"predicted_s", space_.candidates[candidate].predicted_s}};
     if (result.step_s) {

@@ -97,13 +97,16 @@ Status fits(const PlacementRequest& q, const Layout& l) {
 }
 
 Result<LayoutChoice> choose_preferred(const PlacementRequest& q,
-                                      int64_t offered) {
+                                      int64_t offered, bool* short_of_memory) {
   const int64_t slots = usable(q, offered);
   Status refused = ok_status();
   for (const Layout& l : q.layouts) {
     if (l.world() > slots || l.world() < q.min_slots) continue;
     Status s = q.shape ? admit(*q.shape, l) : ok_status();
-    if (s.ok()) s = fits(q, l);
+    if (s.ok()) {
+      s = fits(q, l);
+      *short_of_memory = *short_of_memory || !s.ok();
+    }
     if (s.ok()) return LayoutChoice{l, "the mesh asked for", ""};
     if (refused.ok()) refused = s;
   }
@@ -324,7 +327,7 @@ Status check_degrees(const PlacementRequest& q, int64_t unit) {
 }
 
 Result<LayoutChoice> choose_by_degrees(const PlacementRequest& q,
-                                       int64_t offered) {
+                                       int64_t offered, bool* short_of_memory) {
   const int64_t unit = unit_of(q);
   RETURN_IF_ERROR(check_degrees(q, unit));
   const int64_t needed = needed_slots(q).first;
@@ -340,9 +343,12 @@ Result<LayoutChoice> choose_by_degrees(const PlacementRequest& q,
   for (int64_t world = most / unit * unit; world >= needed;
        world -=
        most - world < kEverySize ? unit : (world / 16 / unit + 1) * unit)
-    if (const auto best = best_of(q, world, admitted, parameters, &refusal))
+    if (const auto best = best_of(q, world, admitted, parameters, &refusal)) {
+      *short_of_memory = refusal.large.has_value();
       return LayoutChoice{*best, limit_of(q, offered, *best, unit),
                           prediction(q, *best)};
+    }
+  *short_of_memory = refusal.large.has_value();
   if (refusal.large) return fits(q, *refusal.large);
   if (refusal.unfit.ok() && slots >= needed)  // say what the job does not admit
     (void)best_of(q, slots / unit * unit, axes_of(q, slots, /*admitted=*/false),
@@ -372,10 +378,12 @@ int64_t missing_slots(const PlacementRequest& q) {
                            needed_slots(q).first - usable(q, offered_slots(q)));
 }
 
-Result<LayoutChoice> choose_layout(const PlacementRequest& q) {
+Result<LayoutChoice> choose_layout(const PlacementRequest& q,
+                                   bool* short_of_memory) {
   const int64_t offered = offered_slots(q);
-  return q.layouts.empty() ? choose_by_degrees(q, offered)
-                           : choose_preferred(q, offered);
+  *short_of_memory = false;
+  return q.layouts.empty() ? choose_by_degrees(q, offered, short_of_memory)
+                           : choose_preferred(q, offered, short_of_memory);
 }
 
 }  // namespace remesh::planner

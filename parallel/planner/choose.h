@@ -19,8 +19,10 @@ struct LayoutChoice {
 int64_t offered_slots(const PlacementRequest& request);
 
 // REQUIRES: the request's numbers are in range, which place_mesh() checks.
-// Fails like place_mesh().
-Result<LayoutChoice> choose_layout(const PlacementRequest& request);
+// *short_of_memory: whether memory rules out a larger mesh, or one that is
+// preferred. Fails like place_mesh().
+Result<LayoutChoice> choose_layout(const PlacementRequest& request,
+                                   bool* short_of_memory);
 
 // "1 slot", "3 slots".
 std::string count(int64_t n, const char* what, const char* plural = "s");

@@ -43,11 +43,35 @@ Execution engine_execution(const JobShape& s) {
 
 namespace {
 
+// By host, the ranks there in a mesh of that size. Which hosts those are does
+// not depend on the degrees, or hardly.
+std::map<std::string, int64_t> ranks_of_hosts(const PlacementRequest& q,
+                                              int64_t world) {
+  std::map<std::string, int64_t> ranks, slots;
+  int64_t offered = 0;
+  for (const WorkerSlots& w : q.workers) {
+    offered += w.slots;
+    slots[w.host] += w.slots;
+  }
+  if (world >= offered) {
+    for (const auto& [host, n] : slots)
+      if (n > 0) ranks[host] = std::min(n, world);
+    return ranks;
+  }
+  std::map<std::string, std::string> host_of;
+  for (const WorkerSlots& w : q.workers) host_of[w.worker] = w.host;
+  for (const RankPlace& p : seat_ranks(q, {.dp = static_cast<int>(world)}))
+    ++ranks[host_of[p.worker]];
+  return ranks;
+}
+
 // All wait for the slowest; so they do for the slowest link.
-Machine slowest_core(const PlacementRequest& q) {
+Machine slowest_core(const PlacementRequest& q,
+                     const std::map<std::string, int64_t>& ranks) {
   const Machine* slowest = nullptr;
   double network = 0;  // of a host
   for (const WorkerSlots& w : q.workers) {
+    if (!ranks.contains(w.host)) continue;
     const Machine& m = w.core ? *w.core : q.core;
     if (slowest == nullptr || m.fp32_flops < slowest->fp32_flops) slowest = &m;
     const double link = m.network_bytes_per_s * m.node_devices;
@@ -71,22 +95,20 @@ void scale_rates(double by, Machine* m) {
 
 Machine rank_machine(const PlacementRequest& q, int64_t world) {
   struct Host {
-    int64_t slots = 0;
     int cores = 0;
     uint64_t memory = 0;
   };
   std::map<std::string, Host> hosts;
   for (const WorkerSlots& w : q.workers) {
     Host& h = hosts[w.host];
-    h.slots += w.slots;
     h.cores = std::max(h.cores, w.cores);
     h.memory = std::max(h.memory, w.memory_bytes);
   }
+  const std::map<std::string, int64_t> ranks_there = ranks_of_hosts(q, world);
   int64_t per_host = 1;
   double cores = 0, memory = 0;
-  for (const auto& [name, h] : hosts) {
-    const int64_t ranks = std::min(h.slots, world);
-    if (ranks == 0) continue;
+  for (const auto& [name, ranks] : ranks_there) {
+    const Host& h = hosts[name];
     per_host = std::max(per_host, ranks);
     cores += h.cores;
     if (h.memory == 0) continue;
@@ -94,7 +116,7 @@ Machine rank_machine(const PlacementRequest& q, int64_t world) {
         static_cast<double>(h.memory) / static_cast<double>(ranks);
     memory = memory == 0 ? share : std::min(memory, share);
   }
-  Machine m = slowest_core(q);
+  Machine m = slowest_core(q, ranks_there);
   const double share = cores > 0 ? cores / static_cast<double>(world) : 1;
   scale_rates(share, &m);
   m.memory_bytes = memory;

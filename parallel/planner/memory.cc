@@ -9,6 +9,7 @@
 #include "parallel/geometry/batch.h"
 #include "parallel/geometry/family.h"
 #include "parallel/geometry/lora.h"
+#include "parallel/geometry/schedule.h"
 #include "parallel/geometry/shard_table.h"
 #include "parallel/geometry/sharding.h"
 
@@ -181,9 +182,14 @@ double layer_activations(const JobShape& s, const Layout& l,
 // Microbatches in flight on a pipeline rank, in units of all its chunks:
 // Narayanan et al. 2021, section 2.2.
 double in_flight(const JobShape& s, const Layout& l, int pp_rank) {
-  const double v = chunks_on(s, l), left = l.pp - pp_rank;
+  const geometry::ScheduleKind kind = schedule_kind_on(s, l);
   const double m = as_double(most_microbatches(s, l));
-  if (schedule_kind_on(s, l) == geometry::ScheduleKind::kGpipe) return m;
+  if (kind == geometry::ScheduleKind::kGpipe) return m;
+  // With split backwards a rank delays its weight gradients by as many
+  // microbatches as ranks precede it, and keeps what they need.
+  const double v = chunks_on(s, l);
+  const double left =
+      geometry::traits_of(kind).split_backward ? l.pp : l.pp - pp_rank;
   return std::min(m, v == 1 ? left : (2 * left - 1 + (v - 1) * l.pp) / v);
 }
 

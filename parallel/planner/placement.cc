@@ -3,7 +3,12 @@
 #include <fmt/format.h>
 #include <fmt/ranges.h>
 
+#include <algorithm>
+#include <map>
 #include <set>
+#include <string>
+#include <utility>
+#include <vector>
 
 #include "parallel/planner/choose.h"
 #include "parallel/planner/local.h"
@@ -48,12 +53,74 @@ Status check_request(const PlacementRequest& q) {
   return ok_status();
 }
 
+// Hosts whose memory is known in groups of about the same memory for a slot,
+// those with the least first; without the group with the most.
+std::vector<std::vector<std::string>> by_memory(const PlacementRequest& q) {
+  constexpr double kAlike = 1.25;
+  constexpr size_t kMost = 8;  // choosing a mesh takes milliseconds
+  struct Host {
+    double slots = 0, memory = 0;
+  };
+  std::map<std::string, Host> hosts;
+  for (const WorkerSlots& w : q.workers) {
+    Host& h = hosts[w.host];
+    h.slots += w.slots;
+    h.memory = std::max(h.memory, static_cast<double>(w.memory_bytes));
+  }
+  std::vector<std::pair<double, std::string>> order;
+  for (const auto& [name, h] : hosts)
+    if (h.slots > 0 && h.memory > 0)
+      order.emplace_back(h.memory / h.slots, name);
+  std::sort(order.begin(), order.end());
+  std::vector<std::vector<std::string>> out;
+  double least = 0;
+  for (auto& [share, name] : order) {
+    if (out.empty() || share > kAlike * least) {
+      least = share;
+      out.emplace_back();
+    }
+    out.back().push_back(std::move(name));
+  }
+  if (!out.empty()) out.pop_back();
+  out.resize(std::min(out.size(), kMost));
+  return out;
+}
+
+// A host with little memory must not keep the others from a mesh that they can
+// run: those with the least are left out as long as more ranks fit without
+// them. *q: without them.
+Result<LayoutChoice> choose(PlacementRequest* q,
+                            std::vector<std::string>* left_out) {
+  bool short_of_memory = false;
+  auto best = choose_layout(*q, &short_of_memory);
+  PlacementRequest fewer = *q;
+  std::vector<std::string> without;
+  for (const std::vector<std::string>& hosts : by_memory(*q)) {
+    if (!short_of_memory) break;
+    without.insert(without.end(), hosts.begin(), hosts.end());
+    std::erase_if(fewer.workers, [&](const WorkerSlots& w) {
+      return std::find(hosts.begin(), hosts.end(), w.host) != hosts.end();
+    });
+    if (best.ok() && offered_slots(fewer) <= best->layout.world()) break;
+    auto next = choose_layout(fewer, &short_of_memory);
+    if (!next.ok() ||
+        (best.ok() && next->layout.world() <= best->layout.world()))
+      continue;
+    best = std::move(next);
+    *q = fewer;
+    *left_out = without;
+  }
+  return best;
+}
+
 }  // namespace
 
-Result<Placement> place_mesh(const PlacementRequest& request) {
-  RETURN_IF_ERROR(check_request(request));
-  const int64_t offered = offered_slots(request);
-  ASSIGN_OR_RETURN(const LayoutChoice choice, choose_layout(request));
+Result<Placement> place_mesh(const PlacementRequest& given) {
+  RETURN_IF_ERROR(check_request(given));
+  const int64_t offered = offered_slots(given);
+  PlacementRequest request = given;
+  std::vector<std::string> left_out;
+  ASSIGN_OR_RETURN(const LayoutChoice choice, choose(&request, &left_out));
   Placement placement;
   placement.layout = choice.layout;
   placement.ranks = seat_ranks(request, choice.layout);
@@ -67,6 +134,10 @@ Result<Placement> place_mesh(const PlacementRequest& request) {
   if (placement.spares > 0)
     placement.reason += fmt::format(
         ", {} ({})", count(placement.spares, "spare"), choice.limit);
+  if (!left_out.empty())
+    placement.reason +=
+        fmt::format("; {} not used: too little memory for a rank on each slot",
+                    join(left_out));
   placement.shares = shares_on(request, choice.layout, placement.ranks);
   placement.prediction = choice.prediction;
   if (!placement.shares.empty())

@@ -5,6 +5,7 @@
 #include <vector>
 
 #include "parallel/geometry/batch.h"
+#include "parallel/geometry/model_work.h"
 #include "parallel/geometry/schedule.h"
 #include "parallel/geometry/slice.h"
 #include "parallel/planner/collective.h"
@@ -344,9 +345,13 @@ StepCost predict_step(const Machine& m, const JobShape& s,
       as_double(s.microbatches) * as_double(s.B) * as_double(s.T);
   c.tokens_per_s = tokens / c.total_s / l.world();
   geometry::Layout one;
+  // Of the keys that a query sees, half of the sequence without a window.
+  const double keys = s.model.sliding_window > 0
+                          ? geometry::mean_keys(s.model, s.T)
+                          : as_double(s.T) / 2;
   const double work =
       as_double(s.model.n_layers) *
-          (layer_elements(s, one) + as_double(s.model.q_dim() * s.T)) +
+          (layer_elements(s, one) + 2 * as_double(s.model.q_dim()) * keys) +
       vocabulary_elements(s, one);
   c.mfu = 6 * work * c.tokens_per_s / m.peak_flops;
   return c;

@@ -199,15 +199,18 @@ std::string Setting::text() const {
 }
 
 std::vector<std::string> Setting::overrides() const {
-  return {fmt::format("parallel.data_parallel_degree={}", layout.dp),
-          fmt::format("parallel.tensor_parallel_degree={}", layout.tp),
-          fmt::format("parallel.pipeline_parallel_degree={}", layout.pp),
-          fmt::format("parallel.context_parallel_degree={}", layout.cp),
-          fmt::format("parallel.zero_stage={}", zero_stage),
-          fmt::format("train.local_batch_size={}", B),
-          fmt::format("train.recompute={}", planner::recompute_name(recompute)),
-          fmt::format("train.threads={}", threads),
-          "elastic.layouts=[]"};
+  std::vector<std::string> out = {
+      fmt::format("parallel.data_parallel_degree={}", layout.dp),
+      fmt::format("parallel.tensor_parallel_degree={}", layout.tp),
+      fmt::format("parallel.pipeline_parallel_degree={}", layout.pp),
+      fmt::format("parallel.context_parallel_degree={}", layout.cp),
+      fmt::format("parallel.zero_stage={}", zero_stage),
+      fmt::format("train.local_batch_size={}", B),
+      fmt::format("train.recompute={}", planner::recompute_name(recompute)),
+      fmt::format("train.threads={}", threads),
+      "elastic.layouts=[]"};
+  if (zero_stage == 0) out.emplace_back("parallel.zero_shard_group=0");
+  return out;
 }
 
 Result<Space> make_space(const SpaceRequest& request) {

@@ -367,6 +367,41 @@ TEST(Choose, AMeshThatDoesNotFitIntoMemoryIsPassedOver) {
       << none.status().message();
 }
 
+TEST(Choose, AHostWithLittleMemoryKeepsNoOtherFromItsMesh) {
+  PlacementRequest q = four_slots();
+  q.degrees = {.dp = -1, .tp = 1, .pp = 1, .cp = 1};
+  const uint64_t rank = predict_worst_memory(*q.shape, Layout{.dp = 4}).total();
+  q.workers = {{.worker = "a", .host = "a-small", .slots = 4, .cores = 4},
+               {.worker = "b", .host = "b-large", .slots = 4, .cores = 4}};
+  q.workers[1].memory_bytes = 8 * rank;
+  for (const auto& layouts :
+       {std::vector<Layout>{}, std::vector<Layout>{{.dp = 4}}})
+    for (const uint64_t memory : {uint64_t{1} << 20, 2 * rank}) {
+      q.layouts = layouts;
+      q.workers[0].memory_bytes = memory;
+      const auto placed = place_mesh(q);
+      ASSERT_TRUE(placed.ok()) << placed.status().message();
+      EXPECT_EQ(placed->layout, (Layout{.dp = 4}));
+      EXPECT_EQ(placed->spares, 4);
+      for (const RankPlace& p : placed->ranks) EXPECT_EQ(p.worker, "b");
+      EXPECT_NE(placed->reason.find("a-small not used: too little memory"),
+                std::string::npos)
+          << placed->reason;
+    }
+}
+
+// Hosts without ranks neither lend their cores nor slow a step down.
+TEST(Choose, OnlyHostsWithRanksCount) {
+  PlacementRequest q = four_slots();
+  q.workers = {{.worker = "a", .host = "a", .slots = 4, .cores = 4}};
+  const double alone = predict_step(q, Layout{.dp = 4}).total_s;
+  q.workers.push_back({.worker = "b", .host = "b", .slots = 4, .cores = 8});
+  q.workers.back().core = reference_core();
+  q.workers.back().core->fp32_flops /= 4;
+  q.workers.back().core->flops /= 4;
+  EXPECT_EQ(predict_step(q, Layout{.dp = 4}).total_s, alone);
+}
+
 TEST(Choose, TheFirstPreferredLayoutForWhichTheSlotsSufficeIsTaken) {
   PlacementRequest q = four_slots();
   q.layouts = {Layout{.dp = 8}, Layout{.dp = 3}, Layout{.tp = 2},
