@@ -6,28 +6,12 @@
 #include <vector>
 
 #include "checkpoint/huggingface/safetensors.h"
+#include "proto/base/json_depth.h"
 
 namespace remesh::huggingface {
 namespace {
 
 constexpr int kMaxDepth = 64;
-
-// Whether brackets outside of strings are nested too deep: the parser would
-// keep every one of them.
-bool too_deep(std::string_view text) {
-  int depth = 0;
-  bool in_string = false;
-  for (size_t i = 0; i < text.size(); ++i) {
-    const char c = text[i];
-    if (in_string && c == '\\') ++i;
-    if (c == '"') in_string = !in_string;
-    if (in_string) continue;
-    if (c == '[' || c == '{') ++depth;
-    if (c == ']' || c == '}') --depth;
-    if (depth > kMaxDepth) return true;
-  }
-  return false;
-}
 
 // Sees each key while a text is parsed. False skips the value: the text is
 // refused anyway.
@@ -56,7 +40,7 @@ class Watch {
 }  // namespace
 
 Result<Json> parse_json(std::string_view text, const std::string& name) {
-  if (too_deep(text))
+  if (json_is_deeper(text, kMaxDepth))
     return corrupt(
         fmt::format("{}: nested more than {} deep", name, kMaxDepth));
   Watch watch;

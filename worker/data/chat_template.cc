@@ -13,6 +13,7 @@
 #include <utility>
 
 #include "proto/base/file_system.h"
+#include "proto/base/json_depth.h"
 #include "proto/base/xxh3.h"
 #include "worker/data/chat_template_py.h"
 
@@ -22,6 +23,7 @@ namespace {
 using Json = nlohmann::json;
 
 constexpr uint64_t kMostBytes = uint64_t{64} << 20;
+constexpr char kConfigName[] = "tokenizer_config.json";
 
 // The text in a field of an object; "" if there is none.
 std::string text_in(const Json& object, const char* key) {
@@ -50,13 +52,22 @@ Result<std::string> settings_of(const std::string& path) {
   ASSIGN_OR_RETURN(const std::string text,
                    read_file(*posix_file_system(), path, kMostBytes));
   Json settings = {{"template", text}, {"bos_token", ""}, {"eos_token", ""}};
-  if (path.ends_with(".json")) {
-    const Json config = Json::parse(text, nullptr, /*exceptions=*/false);
-    if (!config.is_object()) return corrupt(path + ": is no JSON object");
-    settings["template"] = template_text(config);
-    for (const char* key : {"bos_token", "eos_token"})
-      settings[key] = token_text(config, key);
+  const bool alone = !path.ends_with(".json");
+  std::string config_text = text;
+  // A template in a file of its own takes its tokens from the one beside it.
+  if (alone) {
+    const auto beside =
+        read_file(*posix_file_system(),
+                  path_join(parent_path(path), kConfigName), kMostBytes);
+    config_text = beside.ok() ? *beside : "{}";
   }
+  const Json config = Json::parse(config_text, nullptr, /*exceptions=*/false);
+  if (!config.is_object())
+    return corrupt((alone ? path_join(parent_path(path), kConfigName) : path) +
+                   ": is no JSON object");
+  if (!alone) settings["template"] = template_text(config);
+  for (const char* key : {"bos_token", "eos_token"})
+    settings[key] = token_text(config, key);
   if (settings["template"] == "")
     return invalid_argument(path + ": has no chat_template");
   return settings.dump(-1, ' ', false, Json::error_handler_t::replace);
@@ -65,7 +76,7 @@ Result<std::string> settings_of(const std::string& path) {
 }  // namespace
 
 Result<std::string> ChatTemplate::find(const std::string& folder) {
-  for (const char* name : {"chat_template.jinja", "tokenizer_config.json"}) {
+  for (const char* name : {"chat_template.jinja", kConfigName}) {
     const std::string path = path_join(folder, name);
     if (posix_file_system()->exists(path)) return path;
   }
@@ -155,6 +166,10 @@ Result<std::string> ChatTemplate::receive() {
 
 Result<Conversation> ChatTemplate::render(std::string_view line,
                                           const std::string& place) {
+  constexpr int kMostDepth = 256;  // tools have schemas in schemas
+  if (json_is_deeper(line, kMostDepth))
+    return corrupt(
+        fmt::format("{}: nested more than {} deep", place, kMostDepth));
   const Json given = Json::parse(line, nullptr, /*exceptions=*/false);
   if (!given.is_object() || !given.contains("messages") ||
       !given["messages"].is_array())

@@ -10,7 +10,9 @@ controls, raise_exception and tojson, but without the time of day, so that the
 same conversations give the same text. Answers are the text
 between {% generation %} and {% endgeneration %} or, in a template without
 them, what an assistant's message adds to the text that ends with the prompt for
-it.
+it. Some templates write a message in another way once others follow, as Qwen 3
+does with the thoughts before an answer: then it is what stands between the
+prompt and the end of the turn in the text of the whole conversation.
 """
 import json
 import secrets
@@ -80,15 +82,61 @@ class Renderer:
             before = self.render(conversation, messages[:i], prompt=True)
             upto = self.render(conversation, messages[:i + 1])
             if not (text.startswith(upto) and upto.startswith(before)):
-                raise_exception(
-                    "the text of a conversation does not begin with that of its "
-                    "first messages, so that answers cannot be told from the "
-                    "rest; mark them in the template with {% generation %} and "
-                    "{% endgeneration %}")
+                return self.between_prompts(conversation, messages, text)
             out += [[text[at:len(before)], False],
                     [text[len(before):len(upto)], True]]
             at = len(upto)
         return out + [[text[at:], False]]
+
+    def with_marks(self, conversation, messages):
+        """The text with marks around the contents of the assistant, inside of
+        the white space that a template may remove."""
+        marked = []
+        for m in messages:
+            content = m.get("content")
+            if m.get("role") == "assistant" and isinstance(content, str):
+                core = content.strip()
+                head, tail = content.split(core, 1) if core else (content, "")
+                m = {**m, "content": head + BEGIN + core + END + tail}
+            marked.append(m)
+        return self.render(conversation, marked)
+
+    def between_prompts(self, conversation, messages, text):
+        rest = self.with_marks(conversation, messages)
+        if rest.replace(BEGIN, "").replace(END, "") != text:
+            self.cannot_tell()
+        out, at, place = [], 0, 0  # of what was taken, and of `rest`, in text
+        for i, message in enumerate(messages):
+            if message.get("role") != "assistant":
+                continue
+            until, mark, rest = rest.partition(END)
+            whole = self.with_marks(conversation, messages[:i + 1])
+            start = self.render(conversation, messages[:i])
+            prompt = self.render(conversation, messages[:i], prompt=True)
+            if not mark or END not in whole or not prompt.startswith(start):
+                self.cannot_tell()
+            prompt = prompt[len(start):]
+            # A mark before thoughts is lost with them.
+            head = until.partition(BEGIN)[0] if BEGIN in until else until
+            begin = text.rfind(prompt, at, place + len(head))
+            if not prompt or begin < 0:
+                self.cannot_tell()
+            begin += len(prompt)
+            place += len(until.replace(BEGIN, ""))
+            end = place
+            for a, b in zip(whole.rpartition(END)[2], text[place:]):
+                if a != b:
+                    break
+                end += 1
+            out += [[text[at:begin], False], [text[begin:end], True]]
+            at = end
+        return out + [[text[at:], False]]
+
+    @staticmethod
+    def cannot_tell():
+        raise_exception(
+            "answers cannot be told from the rest of the text; mark them in the "
+            "template with {% generation %} and {% endgeneration %}")
 
     @staticmethod
     def between_marks(text):

@@ -88,6 +88,12 @@ Result<Index> mix(const MixOptions& o, FileSystem& fs) {
           "two members are named {}, after their folders: give one of them by "
           "a symbolic link with another name",
           member.name));
+    std::error_code error;
+    if (std::filesystem::equivalent(member.dir, o.out_dir, error))
+      return invalid_argument(fmt::format(
+          "--out {}: is the member {}, whose data would be removed; give "
+          "another folder",
+          o.out_dir, member.name));
     RETURN_IF_ERROR(add_member(std::move(member), &index));
   }
   index.data_id = index.source_id = data_id_of(index);

@@ -39,6 +39,10 @@ Status check_options(const PrepareOptions& o) {
     return invalid_argument(
         fmt::format("--val-block-bytes {}: must be 0 or from {} to {}",
                     o.val_block_bytes, kMinBlock, kMaxBlock));
+  if (o.chat && o.raw_bytes)
+    return invalid_argument(
+        "--chat and --raw-bytes: conversations are read from JSON lines; give "
+        "one of the two");
   if (o.shard_tokens < 1)
     return invalid_argument(
         fmt::format("--shard-tokens {}: must be at least 1", o.shard_tokens));
@@ -243,7 +247,7 @@ class Reading {
   }
   Status add_text(std::string_view line, const std::string& place) {
     ASSIGN_OR_RETURN(const std::string text, text_field(line, o_.field, place));
-    RETURN_IF_ERROR(splitter_.feed(text));
+    RETURN_IF_ERROR(splitter_.feed(text, /*separators=*/false));
     return splitter_.end_file();
   }
   Status add_conversation(std::string_view line, const std::string& place) {

@@ -178,7 +178,8 @@ BlockSplitter::BlockSplitter(size_t block_bytes, Sink sink)
   CHECK(block_bytes >= 64);  // longer than a separator line
 }
 
-Status BlockSplitter::feed(std::string_view text) {
+Status BlockSplitter::feed(std::string_view text, bool separators) {
+  separators_ = separators;
   while (!text.empty()) {
     const size_t newline = text.find('\n');
     const bool whole = newline != std::string_view::npos;
@@ -199,7 +200,8 @@ Status BlockSplitter::end_line() {
   std::string_view line = std::string_view(block_.text).substr(line_begin_);
   if (line.ends_with('\n')) line.remove_suffix(1);
   if (line.ends_with('\r')) line.remove_suffix(1);
-  const bool separator = !line_split_ && line == kDocumentSeparator;
+  const bool separator =
+      separators_ && !line_split_ && line == kDocumentSeparator;
   line_split_ = false;
   if (separator) {
     block_.text.resize(line_begin_);

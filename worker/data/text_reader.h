@@ -86,7 +86,8 @@ class BlockSplitter {
   // REQUIRES: block_bytes >= 64. Blocks have at most twice as many bytes.
   BlockSplitter(size_t block_bytes, Sink sink);
 
-  Status feed(std::string_view text);
+  // separators: whether a line that is kDocumentSeparator ends a document.
+  Status feed(std::string_view text, bool separators = true);
   Status end_file();  // also ends the document
   Status finish();    // after the last end_file()
   int64_t documents() const { return documents_; }
@@ -102,6 +103,7 @@ class BlockSplitter {
   TextBlock block_;
   size_t line_begin_ = 0;    // of the current line in block_.text
   bool line_split_ = false;  // its first part is in an earlier block
+  bool separators_ = true;
   bool document_open_ = false;
   int64_t documents_ = 0;
 };

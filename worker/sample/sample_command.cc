@@ -118,7 +118,11 @@ Result<Sampled> generate(
         static_cast<double>(
             random_u64(o.seed, turn, static_cast<uint64_t>(i)) >> 11) *
         0x1p-53;
-    const int32_t token = choose(logits, o.choice, random);
+    // A model may have more rows than its tokenizer has tokens.
+    const int32_t token = choose(
+        std::span(logits).first(std::min(
+            logits.size(), static_cast<size_t>(files.tokenizer->vocab_size()))),
+        o.choice, random);
     out.made = {i + 1, unix_seconds() - began};
     out.ended = files.end.contains(token) && !o.ignore_end;
     if (out.ended) break;

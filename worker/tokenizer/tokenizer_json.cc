@@ -7,6 +7,7 @@
 #include <unordered_map>
 #include <utility>
 
+#include "proto/base/json_depth.h"
 #include "proto/base/xxh3.h"
 #include "worker/tokenizer/pipeline.h"
 #include "worker/tokenizer/unicode.h"
@@ -17,6 +18,7 @@ namespace {
 using Json = nlohmann::json;
 
 constexpr int kMaxDepth = 8;  // of sequences in sequences
+constexpr int kMaxJsonDepth = 64;
 // char::is_ascii_punctuation and the Unicode category P.
 constexpr char kPunctuation[] = R"([!-/:-@\[-`{-~\p{P}])";
 // The bytes whose characters in the alphabet are in the category N.
@@ -316,10 +318,15 @@ Result<std::unique_ptr<Tokenizer>> build(const Json& json, std::string id) {
   if (p.marks_spaces) RETURN_IF_ERROR(divide_before_marks(bpe, &p));
   if (json.contains("added_tokens"))
     RETURN_IF_ERROR(parse_added(json["added_tokens"], vocabulary, p));
-  for (const std::string& name : vocabulary.names)
-    p.decoded.push_back(p.added.contains(name)
-                            ? name
-                            : decode_token(name, bpe, p.marks_spaces));
+  for (const std::string& name : vocabulary.names) {
+    const auto added = p.added.find(name);
+    if (added == p.added.end())
+      p.decoded.push_back(decode_token(name, bpe, p.marks_spaces));
+    else  // of Gemma, runs of marks
+      p.decoded.push_back(!added->second.special && p.marks_spaces
+                              ? unmark_spaces(name)
+                              : name);
+  }
   ASSIGN_OR_RETURN(p.bpe, Bpe::make(std::move(bpe)));
   for (const char* end :
        {"<|endoftext|>", "<|end_of_text|>", "</s>", "<eos>"}) {
@@ -337,6 +344,9 @@ Result<std::unique_ptr<Tokenizer>> build(const Json& json, std::string id) {
 
 Result<std::unique_ptr<Tokenizer>> parse_tokenizer_json(
     std::string_view text, const std::string& name) {
+  if (json_is_deeper(text, kMaxJsonDepth))
+    return invalid_argument(
+        fmt::format("{}: nested more than {} deep", name, kMaxJsonDepth));
   try {
     auto built = build(
         Json::parse(text),

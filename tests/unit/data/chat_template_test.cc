@@ -82,6 +82,70 @@ TEST_F(ChatTemplateTest, TheTemplateOfATokenizerConfigIsFound) {
   }
 }
 
+// As Qwen 3: thoughts are written before the last answer only, and the content
+// of a message is trimmed.
+TEST_F(ChatTemplateTest, AnswersOfATemplateThatRewritesEarlierOnesAreFound) {
+  const auto chat = ChatTemplate::open(dir_.write("t.jinja", R"(
+{%- for m in messages %}<|{{ m.role }}|>
+{% set content = (m.content.split('</think>') | last).strip() -%}
+{% if m.role == 'assistant' and loop.last %}<think>
+{{ m.content.split('</think>')[0].split('<think>')[1] if '</think>' in m.content
+}}</think>
+{% endif %}{{ content }}<|end|>
+{% endfor %}{% if add_generation_prompt %}<|assistant|>
+{% endif %})"))
+                        .value();
+  const auto text = [&](const std::string& first, const std::string& last) {
+    const auto c = chat->render(
+        R"({"messages": [{"role": "user", "content": "<|assistant|>\n"},
+ {"role": "assistant", "content": ")" +
+            first + R"("},
+ {"role": "user", "content": "Why?"},
+ {"role": "assistant", "content": ")" +
+            last + R"("}]})",
+        "f:1");
+    return c.ok() ? marked(*c) : c.status().message();
+  };
+  for (const char* first : {"10", "  10\\n", "<think>so</think>10"})
+    EXPECT_EQ(text(first, "11"),
+              "<|user|>\n<|assistant|><|end|>\n<|assistant|>\n[10<|end|>\n]"
+              "<|user|>\nWhy?<|end|>\n<|assistant|>\n"
+              "[<think>\n</think>\n11<|end|>\n]")
+        << first;
+  EXPECT_NE(text("10", "<think>a</think>11")
+                .find("[<think>\na</think>\n11<|end|>\n]"),
+            std::string::npos)
+      << text("10", "<think>a</think>11");
+}
+
+TEST_F(ChatTemplateTest, ATemplateOfItsOwnHasTheTokensBesideIt) {
+  const std::string path =
+      dir_.write("chat_template.jinja", "{{ bos_token }}{{ eos_token }}|");
+  const auto text = [&] {
+    return marked((*ChatTemplate::open(path))
+                      ->render(R"({"messages": []})", "f")
+                      .value());
+  };
+  EXPECT_EQ(text(), "|");
+  dir_.write("tokenizer_config.json",
+             R"({"bos_token": "<s>", "eos_token": {"content": "</s>"}})");
+  EXPECT_EQ(text(), "<s></s>|");
+  EXPECT_EQ((*ChatTemplate::open(path))->end_token(), "</s>");
+  dir_.write("tokenizer_config.json", "{");
+  expect_contains(ChatTemplate::open(path).status().message(),
+                  "tokenizer_config.json: is no JSON object");
+}
+
+TEST_F(ChatTemplateTest, DeepConversationsAreRefused) {
+  const auto chat =
+      ChatTemplate::open(dir_.write("t.jinja", kTemplate)).value();
+  const std::string deep =
+      std::string(300'000, '[') + std::string(300'000, ']');
+  expect_contains(
+      chat->render("{\"messages\": " + deep + "}", "f:7").status().message(),
+      "f:7: nested more than 256 deep");
+}
+
 TEST_F(ChatTemplateTest, WhatCannotBeRenderedIsNamed) {
   expect_contains(problem("a.jinja", "{% for %}"), "the template is invalid");
   expect_contains(problem("b.json", "{}"), "has no chat_template");

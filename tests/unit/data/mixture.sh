@@ -16,6 +16,14 @@ for letter in a b; do
   "$bin/remesh" data prepare --input $letter.txt \
     --val-fraction 0 --out set-$letter > log
 done
+# The tokens of a member are not replaced by the mixture.
+if "$bin/remesh" data mix set-a=1 set-b=2 --out set-a --overwrite > log 2>&1 ||
+  ! grep -q 'set-a: is the member set-a' log || ! [ -s set-a/train-00000.tok ]
+then
+  echo "FAIL: a mixture in the folder of a member:"
+  cat log
+  exit 1
+fi
 "$bin/remesh" data mix set-a=1 set-b=2 --out mix > log
 "$bin/remesh" data inspect mix --samples 12 --seq-len 64 > log
 for letter in a b; do

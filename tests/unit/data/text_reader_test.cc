@@ -169,6 +169,22 @@ std::vector<std::string> naive_documents(const std::string& text) {
   return documents;
 }
 
+TEST(BlockSplitter, ASeparatorInsideADocumentIsItsText) {
+  std::string all;
+  BlockSplitter splitter(64, [&](const TextBlock& b) {
+    all += b.text;
+    return ok_status();
+  });
+  const std::string text = "a\n<|endoftext|>\nb\n<|endoftext|>";
+  for (const bool separators : {false, true, false}) {
+    ASSERT_TRUE(splitter.feed(text, separators).ok());
+    ASSERT_TRUE(splitter.end_file().ok());
+  }
+  ASSERT_TRUE(splitter.finish().ok());
+  EXPECT_EQ(splitter.documents(), 1 + 2 + 1);
+  EXPECT_EQ(all, text + "a\nb\n" + text);
+}
+
 TEST(BlockSplitter, DocumentsComeOutWholeWhateverThePortions) {
   const uint64_t seed = test_seed();
   SCOPED_TRACE("seed " + std::to_string(seed));

@@ -138,6 +138,17 @@ TEST(TokenizerJson, Metaspace) {
   }
 }
 
+// Gemma adds runs of marks, which also result from merges.
+TEST(TokenizerJson, AddedMarksAreSpaces) {
+  Json json = sentencepiece_like();
+  const int id = json["model"]["vocab"]["\u2581\u2581"].get<int>();
+  json["added_tokens"].push_back(
+      {{"id", id}, {"content", "\u2581\u2581"}, {"normalized", false}});
+  const auto t = parse(json);
+  for (const std::string text : {"hello  hello", "he    he", "  he"})
+    EXPECT_EQ(t->decode(encode(*t, text)).value(), text);
+}
+
 TEST(TokenizerJson, WithoutANormalizerNothingStandsForASpace) {
   Json json = sentencepiece_like();
   json["normalizer"] = nullptr;
@@ -299,9 +310,17 @@ TEST(TokenizerJson, InvalidFilesAreRefused) {
        "merge \"h q\": 'hq' is not in the vocabulary");
   says([](Json& j) { j["added_tokens"][0]["id"] = "x"; }, "must be number");
   Json nested = byte_level()["pre_tokenizer"];
-  for (int i = 0; i < 1000; ++i)
+  for (int i = 0; i < 12; ++i)
     nested = {{"type", "Sequence"}, {"pretokenizers", {nested}}};
   says([&](Json& j) { j["pre_tokenizer"] = nested; }, "more than 8 sequences");
+  const std::string deep =
+      std::string(300'000, '[') + std::string(300'000, ']');
+  EXPECT_NE(parse_tokenizer_json(
+                R"({"normalizer": {"type": "X", "a": )" + deep + "}}", "t.json")
+                .status()
+                .message()
+                .find("t.json: nested more than 64 deep"),
+            std::string::npos);
   for (const std::string& text : {std::string(), std::string("{"),
                                   std::string("[]"), std::string(100'000, '[')})
     EXPECT_FALSE(parse_tokenizer_json(text, "t.json").ok());
