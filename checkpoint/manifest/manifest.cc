@@ -309,7 +309,7 @@ std::vector<int64_t> to_remove(const std::vector<int64_t>& valid,
   }
   for (const int64_t step : invalid)
     if (!newest_first.empty() && step < *newest_first.begin() &&
-        newest_first.count(step) == 0)
+        newest_first.count(step) == 0 && !kept.contains(step))
       removed.insert(step);
   return {removed.begin(), removed.end()};
 }

@@ -80,6 +80,8 @@ Status set_aside(FileSystem& fs, const std::string& folder, const SaveId& id,
   const auto m = manifest::read_checkpoint(fs, old);
   if (allowed.ok() && m.ok() && m->generation() > id.generation)
     allowed = saved_by_newer(path, m->generation(), id.generation);
+  if (allowed.ok() && fs.exists(path_join(old, manifest::kKeepName)))
+    allowed = unavailable(path + ": is kept since a moment ago");
   if (allowed.ok()) return fs.sync_dir(folder);
   // Fails where the newer generation has saved the step once more.
   (void)fs.rename(old, path).ok();
@@ -109,22 +111,23 @@ Status clean_up(FileSystem& fs, const std::string& folder, const SaveId& id,
     if (first.ok() && !s.ok()) first = s;
     return s.ok();
   };
+  note(remove_unfinished(fs, folder, id.generation));
   const auto names = fs.list(folder);
   if (!names.ok()) return names.status();
-  for (const std::string& name : *names) {
-    const auto tmp = manifest::parse_tmp_name(name);
-    const auto old = manifest::parse_old_name(name);
-    // A directory of this generation may be a save in progress.
-    if ((tmp && tmp->generation < id.generation) ||
-        (old && !put_back(fs, folder, *old, id, origin)))
+  for (const std::string& name : *names)
+    if (const auto old = manifest::parse_old_name(name);
+        old && !put_back(fs, folder, *old, id, origin))
       note(remove_all(fs, path_join(folder, name)));
-  }
   const auto found = manifest::scan(fs, folder);
   if (!note(found.status())) return first;
   std::vector<int64_t> valid, invalid;
   std::set<int64_t> kept;
   for (const manifest::Found& f : *found) {
     if (f.kept) kept.insert(f.step);
+    // One that cannot be read now may be good.
+    if (!f.status.ok() && f.status.code() != Code::kCorrupt &&
+        f.status.code() != Code::kNotFound)
+      continue;
     const int64_t saver = f.status.ok() ? f.manifest.generation() : 0;
     if (saver > id.generation) continue;
     const bool counts =
@@ -162,6 +165,21 @@ Status publish(FileSystem& fs, const std::string& folder,
 }
 
 }  // namespace
+
+// A directory of this generation may be a save in progress.
+Status remove_unfinished(FileSystem& fs, const std::string& folder,
+                         int64_t generation) {
+  RETURN_IF_ERROR(manifest::check_claim(fs, folder, generation));
+  ASSIGN_OR_RETURN(const auto names, fs.list(folder));
+  Status first;
+  for (const std::string& name : names) {
+    const auto tmp = manifest::parse_tmp_name(name);
+    if (!tmp || tmp->generation >= generation) continue;
+    const Status removed = remove_all(fs, path_join(folder, name));
+    if (first.ok()) first = removed;
+  }
+  return first;
+}
 
 std::vector<int> missing_shards(FileSystem& fs, const std::string& folder,
                                 const SaveId& id, int num_shards) {

@@ -418,6 +418,22 @@ struct Hdf5Reader::Impl {
     if (!type.ok()) return failed(name);
     if (H5Tequal(type.get(), H5T_IEEE_F32LE) <= 0)
       return corrupt(path + ": " + name + " is not float32");
+    return check_here(name);
+  }
+
+  // Elements in other files would not be those that are verified, and could be
+  // of any file that this user may read.
+  Status check_here(const std::string& name) {
+    const Id plist(H5Dget_create_plist(set.get()), H5Pclose);
+    const H5D_layout_t layout =
+        plist.ok() ? H5Pget_layout(plist.get()) : H5D_LAYOUT_ERROR;
+    H5O_info_t here{}, there{};
+    if ((layout != H5D_CONTIGUOUS && layout != H5D_CHUNKED) ||
+        H5Pget_external_count(plist.get()) != 0 ||
+        H5Oget_info2(file.get(), &here, H5O_INFO_BASIC) < 0 ||
+        H5Oget_info2(set.get(), &there, H5O_INFO_BASIC) < 0 ||
+        here.fileno != there.fileno)
+      return corrupt(path + ": " + name + " has its elements elsewhere");
     return ok_status();
   }
 };

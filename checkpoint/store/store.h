@@ -89,6 +89,12 @@ Result<pb::ShardFile> write_shard(FileSystem& fs, const std::string& folder,
 std::vector<int> missing_shards(FileSystem& fs, const std::string& folder,
                                 const SaveId& id, int num_shards);
 
+// Removes what generations older than `generation` began to save and did not
+// finish: they cannot any more. Does nothing (Cancelled) if a newer one has
+// claimed the folder. Returns the first failure.
+Status remove_unfinished(FileSystem& fs, const std::string& folder,
+                         int64_t generation);
+
 struct Retention {
   int64_t keep_latest_k = 3;
   int64_t keep_every_n = 0;

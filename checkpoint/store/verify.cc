@@ -223,7 +223,7 @@ class Verifier {
 
   void check_strays(const pb::Manifest& m) {
     std::set<std::string> known = {manifest::kManifestName,
-                                   manifest::kIndexName};
+                                   manifest::kIndexName, manifest::kKeepName};
     for (const pb::ShardFile& shard : m.shards()) known.insert(shard.name());
     const auto names = fs_.list(path_);
     if (!names.ok()) return problem(names.status());

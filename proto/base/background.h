@@ -4,12 +4,14 @@
 
 #include <atomic>
 #include <memory>
+#include <system_error>
 #include <thread>
 #include <utility>
 
 namespace remesh {
 
 // Outlives whoever waits for it. `result` may be read once `done` is true.
+// Without a thread to start it is found out at once.
 template <typename T>
 struct Background {
   T result;
@@ -18,10 +20,15 @@ struct Background {
   template <typename F>
   static std::shared_ptr<Background> start(F find) {
     auto out = std::make_shared<Background>();
-    std::thread([out, find = std::move(find)] {
+    const auto run = [out, find = std::move(find)] {
       out->result = find();
       out->done = true;
-    }).detach();
+    };
+    try {
+      std::thread(run).detach();
+    } catch (const std::system_error&) {
+      run();
+    }
     return out;
   }
 };

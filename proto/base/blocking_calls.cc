@@ -31,13 +31,21 @@ bool BlockingCalls::start(Call call) {
     if (state_->in_progress == kMaxInProgress) return false;
     ++state_->in_progress;
   }
-  std::thread([state = state_, call = std::move(call)]() mutable {
-    call();
-    call = nullptr;  // releases what it owns
-    const std::lock_guard lock(state->mutex);
-    --state->in_progress;
-    state->ended.notify_all();
-  }).detach();
+  const auto end = [](State& state) {
+    const std::lock_guard lock(state.mutex);
+    --state.in_progress;
+    state.ended.notify_all();
+  };
+  try {
+    std::thread([state = state_, end, call = std::move(call)]() mutable {
+      call();
+      call = nullptr;  // releases what it owns
+      end(*state);
+    }).detach();
+  } catch (const std::system_error&) {  // no more threads
+    end(*state_);
+    return false;
+  }
   return true;
 }
 

@@ -181,6 +181,13 @@ Status Checkpointer::write(int64_t step,
   if (!fs_->exists(options_.folder) &&
       !fs_->exists(parent_path(options_.folder)))
     return not_found(options_.folder + ": the folder of checkpoints is gone");
+  // Before the first save: it may need the room.
+  if (world_.rank() == 0 && !std::exchange(unfinished_removed_, true)) {
+    const Status removed =
+        store::remove_unfinished(*fs_, options_.folder, id.generation);
+    if (!removed.ok() && removed.code() != Code::kNotFound)
+      log_.warn("checkpoint_cleanup", {{"error", removed.to_string()}});
+  }
   // "" or "zlib".
   store::WriteOptions options;
   ASSIGN_OR_RETURN(options.compression,

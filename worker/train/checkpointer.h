@@ -149,6 +149,7 @@ class Checkpointer {
   Status write_status_;                 // of this rank's shard
   engine::FlatBuffer staged_[3];        // weights, moments; allocated on demand
   bool have_staging_ = false;
+  bool unfinished_removed_ = false;  // of older generations; for jobs
   bool reported_ = false;  // a failure of the current save was reported
   // Of the state that is to be saved: a job will copy it (kDue) and does so
   // (kUnderWay), or before_update() did before the job began (kStaged).

@@ -35,8 +35,10 @@ Status StateHome::reserve(const geometry::Sharding& sharding,
     source_ = std::move(source).value();
     set_position(source_->step(), source_->tokens());
     if (!source_->reused().empty()) {
-      const Status reused = reuse();
-      if (!reused.ok()) return fail(kExitBadSource, reused);
+      Status reused = reuse();
+      if (reused.code() == Code::kExhausted)
+        return fail_allocation(std::move(reused));
+      if (!reused.ok()) return fail(kExitBadSource, std::move(reused));
       return ok_status();
     }
   }
@@ -85,6 +87,10 @@ Status StateHome::reuse() {
     std::this_thread::sleep_for(std::chrono::milliseconds(10));
     opened = segments_.open(source_->reused(), StateSegment::Mode::kWrite);
   }
+  // What a generation that did not begin has allocated may be in the way.
+  if (!opened.ok() && opened.status().code() == Code::kExhausted &&
+      segments_.sweep(source_->paths()) > 0)
+    opened = segments_.open(source_->reused(), StateSegment::Mode::kWrite);
   if (!opened.ok()) return opened.status();
   segment_ = std::move(opened).value();
   ASSIGN_OR_RETURN(const auto c,

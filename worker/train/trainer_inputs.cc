@@ -55,6 +55,12 @@ Status Trainer::open_data(int dp_index) {
   if (!assignment_.data_id().empty())
     RETURN_IF_ERROR(check_data(dataset, assignment_.data_id(), "the run"));
   const pb::Train& t = job_.train();
+  const int64_t offset = job_.data().sequence_offset();
+  if (offset + assignment_.source().step() * t.global_batch_size() < 0)
+    return invalid_argument(fmt::format(
+        "data.sequence_offset = {}: step {} would use sequences before the "
+        "first",
+        offset, assignment_.source().step() + 1));
   ASSIGN_OR_RETURN(
       batches_, BatchSource::make(std::move(dataset),
                                   {.seed = t.seed(),

@@ -10,9 +10,13 @@ namespace remesh::train {
 namespace {
 constexpr int64_t kLimitMs = 60'000;
 constexpr std::chrono::milliseconds kPeriod(1000);
+constexpr int64_t kPauseMs = 10'000;
 }  // namespace
 
 bool OrphanRule::on_sample(int64_t now_ms, int64_t beat_ms, uint64_t progress) {
+  if (sampled_ms_ > 0 && now_ms - sampled_ms_ > kPauseMs)
+    started_ms_ = moved_ms_ = now_ms;
+  sampled_ms_ = now_ms;
   if (progress != progress_) {
     progress_ = progress;
     moved_ms_ = now_ms;

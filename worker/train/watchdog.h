@@ -23,13 +23,15 @@ class OrphanRule {
   OrphanRule(int64_t now_ms, int64_t limit_ms)
       : limit_ms_(limit_ms), started_ms_(now_ms), moved_ms_(now_ms) {}
   // Returns whether the rank is an orphan. `beat_ms` is 0 before the first
-  // heartbeat.
+  // heartbeat. After a pause between samples, in which nothing on the host may
+  // have run, all have their time again.
   bool on_sample(int64_t now_ms, int64_t beat_ms, uint64_t progress);
 
  private:
   int64_t limit_ms_;
   int64_t started_ms_;
   int64_t moved_ms_;
+  int64_t sampled_ms_ = 0;
   uint64_t progress_ = 0;
 };
 

@@ -279,6 +279,37 @@ TEST_F(AgentTest, AHandoffSavesNothing) {
   EXPECT_EQ(hand_over[0].bits, 1u | 4u);
 }
 
+TEST_F(AgentTest, APauseOfTheHostIsNoSilence) {
+  start_rank(1);
+  const auto killed = [&](int64_t ms) {
+    bool any = false;
+    for (const int64_t end = now_ + ms; now_ < end; now_ += 100)
+      any = any || !of<KillRanks>(on(Tick{})).empty();
+    return any;
+  };
+  EXPECT_FALSE(killed(1'000));
+  now_ += 500'000;
+  EXPECT_FALSE(killed(50'000));
+  EXPECT_TRUE(killed(20'000)) << "nobody was heard for a minute";
+}
+
+// Each coordinator counts requests from 0; the ranks' numbers only grow.
+TEST_F(AgentTest, ANewCoordinatorsRequestsToSaveAreServed) {
+  start_rank(1);
+  const auto asks = [&](uint64_t epoch, int64_t number) {
+    pb::Directive d = directive(++seq_, 1, pb::Directive::RUN, 1);
+    d.set_epoch(epoch);
+    d.set_checkpoint_request(number);
+    const auto sent = of<SetRequest>(on(DirectiveReceived{d}));
+    return sent.empty() ? -1 : sent[0].checkpoint_request;
+  };
+  EXPECT_EQ(asks(1, 1), 1);
+  EXPECT_EQ(asks(1, 2), 2);
+  EXPECT_EQ(asks(2, 0), -1) << "nothing was asked of the new one";
+  EXPECT_EQ(asks(2, 1), 3);
+  EXPECT_EQ(asks(3, 1), 4) << "asked before this worker heard of it";
+}
+
 TEST_F(AgentTest, MeasuresTheHardwareOnceAndReportsItOnRequest) {
   const auto ask = [&](bool want) {
     pb::Directive d = directive(++seq_, 0, pb::Directive::IDLE, 1);

@@ -173,6 +173,21 @@ TEST_F(StatesTest, OthersSweepADeadWorkersStatesOnceTheyAreOld) {
   EXPECT_FALSE(fs::exists(root()));
 }
 
+// Databases have files of that name in their folders.
+TEST_F(StatesTest, FoldersOfOtherProgramsAreLeftAlone) {
+  fs::create_directories(root() + "/database/wal");
+  std::ofstream(root() + "/database/lock") << "";
+  fs::create_directories(root() + "/numbers");
+  std::ofstream(root() + "/numbers/lock") << "17";
+  fs::create_directories(root() + "/open");
+  std::ofstream(root() + "/open/lock") << "17 23";
+  fs::permissions(root() + "/open", fs::perms::all);
+  fs::create_directory_symlink(root() + "/database", root() + "/link");
+  open("a").reset();
+  for (const char* path : {"database/wal", "numbers/lock", "open/lock", "link"})
+    EXPECT_TRUE(fs::exists(root() + "/" + path)) << path;
+}
+
 TEST_F(StatesTest, StatesOfALiveWorkerAreNotTouchedByOthers) {
   auto a = open("a");
   auto b = open("dead");  // not yet

@@ -407,6 +407,10 @@ TEST(Retention, KeepsTheNewestAndTheMilestonesAndNothingElse) {
   }
 }
 
+TEST(Retention, LeavesWhatIsKeptEvenIfItIsDamagedOrOfAnotherBranch) {
+  EXPECT_EQ(to_remove({7, 9}, {3, 5}, 1, 0, {3, 7}), (std::vector<int64_t>{5}));
+}
+
 TEST(Scan, ListsNewestFirstWithReasonsAndSkipsWhatIsBeingWritten) {
   MemoryFileSystem fs;
   EXPECT_TRUE(scan(fs, "ckpt")->empty());  // no folder, no checkpoint

@@ -489,6 +489,61 @@ TEST_F(StoreTest, RetentionRemovesALinkAndKeepsWhatItLeadsTo) {
   EXPECT_EQ(slurp(archive + "/old/file"), "kept");
 }
 
+// Without a commit that succeeds: it may need the room.
+TEST_F(StoreTest, WhatAnOlderGenerationDidNotFinishIsRemoved) {
+  for (const int64_t generation : {1, 3, 4})
+    ASSERT_TRUE(
+        write_shards(*fs_, folder_, {9, generation}, table_, state_, 1).ok());
+  ASSERT_TRUE(save(*fs_, folder_, {2, 2}, table_, state_, 1).ok());
+  ASSERT_TRUE(remove_unfinished(*fs_, folder_, 3).ok());
+  EXPECT_EQ(
+      *fs_->list(folder_),
+      (std::vector<std::string>{".tmp-step-00000009.g3",
+                                ".tmp-step-00000009.g4", "step-00000002"}));
+  ASSERT_TRUE(manifest::claim(*fs_, folder_, 5).ok());
+  EXPECT_EQ(remove_unfinished(*fs_, folder_, 4).code(), Code::kCancelled);
+  EXPECT_TRUE(fs_->exists(folder_ + "/.tmp-step-00000009.g3"));
+}
+
+// Somebody else's checkpoint must not read this user's files into the weights.
+TEST_F(StoreTest, ElementsInOtherFilesAreRefused) {
+  ASSERT_TRUE(fs_->create_dirs(root_).ok());
+  const std::string secret = root_ + "/secret", other = root_ + "/other.h5",
+                    path = root_ + "/shard.h5";
+  spill(secret, "0123456789abcdef");
+  const hsize_t count = 4;
+  const hid_t space = H5Screate_simple(1, &count, nullptr);
+  const auto make = [&](hid_t file, const char* name, hid_t plist) {
+    H5Dclose(H5Dcreate2(file, name, H5T_IEEE_F32LE, space, H5P_DEFAULT, plist,
+                        H5P_DEFAULT));
+  };
+  const auto create = [](const std::string& at) {
+    return H5Fcreate(at.c_str(), H5F_ACC_TRUNC, H5P_DEFAULT, H5P_DEFAULT);
+  };
+  const hid_t beside = create(other);
+  make(beside, "x", H5P_DEFAULT);
+  H5Fclose(beside);
+  const hid_t file = create(path);
+  const hid_t external = H5Pcreate(H5P_DATASET_CREATE);
+  H5Pset_external(external, secret.c_str(), 0, 16);
+  make(file, "external", external);
+  const hid_t virtual_set = H5Pcreate(H5P_DATASET_CREATE);
+  H5Pset_virtual(virtual_set, space, other.c_str(), "x", space);
+  make(file, "virtual", virtual_set);
+  H5Lcreate_external(other.c_str(), "x", file, "link", H5P_DEFAULT,
+                     H5P_DEFAULT);
+  make(file, "own", H5P_DEFAULT);
+  H5Pclose(virtual_set);
+  H5Pclose(external);
+  H5Sclose(space);
+  H5Fclose(file);
+  auto opened = Hdf5Reader::open(fs_->open(path).value(), path);
+  ASSERT_TRUE(opened.ok()) << opened.status().to_string();
+  for (const char* name : {"external", "virtual", "link"})
+    EXPECT_EQ((*opened)->dims(name).status().code(), Code::kCorrupt) << name;
+  EXPECT_TRUE((*opened)->dims("own").ok());
+}
+
 TEST_F(StoreTest, Hdf5LoadsNoPlugIns) {
   ASSERT_TRUE(save(*fs_, folder_, {1, 1}, table_, state_, 1).ok());
   unsigned state = ~0U;

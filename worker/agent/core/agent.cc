@@ -16,6 +16,7 @@ constexpr int64_t kFenceResendMs = 200;
 constexpr int64_t kReportGapMs = 5;  // between reports that are not urgent
 constexpr int64_t kSameInterruptMs = 1000;  // sent to a process and its group
 constexpr int64_t kAbandonedMs = 60'000;
+constexpr int64_t kPausedMs = 5'000;  // between two ticks
 constexpr size_t kMaxMetrics = 100'000;
 
 bool is_stopping(const pb::RankStatus& s) {
@@ -56,6 +57,14 @@ void Agent::handle(const Tick& e) {
   if (fences_open && now_ms_ - fence_sent_ms_ >= kFenceResendMs)
     send_fences(/*all=*/false);
   if (leaving_) leave_alone();
+  // The host was paused: nobody could be heard meanwhile.
+  if (const int64_t gap = now_ms_ - ticked_ms_;
+      ticked_ms_ >= 0 && gap > kPausedMs) {
+    if (directive_ms_ >= 0)
+      directive_ms_ = std::min(now_ms_, directive_ms_ + gap);
+    progress_ms_ = std::min(now_ms_, progress_ms_ + gap);
+  }
+  ticked_ms_ = now_ms_;
   // The job ended while the coordinator was unreachable, or this worker is cut
   // off from it and from the other ranks.
   if (busy_ && now_ms_ - directive_ms_ > kAbandonedMs &&

@@ -246,6 +246,7 @@ class Agent {
 
   Options options_;
   int64_t now_ms_ = 0;
+  int64_t ticked_ms_ = -1;
   std::vector<Action> actions_;
 
   // The newest directive of the coordinator.

@@ -145,6 +145,20 @@ void remove_cleaned(const std::string& folder, const std::string& shared) {
   rmdir(folder.c_str());
 }
 
+// Whether a worker of this user made the folder: other programs have files of
+// that name as well, and `root` may be a folder that others write to.
+bool is_of_worker(const std::string& folder) {
+  struct stat st {};
+  if (lstat(folder.c_str(), &st) != 0 || !S_ISDIR(st.st_mode) ||
+      st.st_uid != geteuid() || (st.st_mode & (S_IWGRP | S_IWOTH)) != 0)
+    return false;
+  std::ifstream in(folder + "/lock");
+  int64_t pid = 0;
+  uint64_t incarnation = 0;
+  std::string more;
+  return in >> pid >> incarnation && pid > 0 && !(in >> more);
+}
+
 // Calls f(folder), with the lock held, for each dead worker under `root` but
 // `own` for which wanted(folder) is true. Locks only those, since a new worker
 // of the name would have to wait.
@@ -156,9 +170,7 @@ void for_each_dead(const std::string& root, const std::string& own,
   for (const auto& entry : fs::directory_iterator(root, ignored))
     folders.push_back(entry.path().string());
   for (const std::string& folder : folders) {
-    if (folder == own || !fs::exists(folder + "/lock", ignored) ||
-        !wanted(folder))
-      continue;
+    if (folder == own || !is_of_worker(folder) || !wanted(folder)) continue;
     const int fd = try_lock(folder + "/lock");
     if (fd < 0) continue;
     f(folder);
@@ -377,6 +389,9 @@ StateRoom Scratch::state_room(uint64_t job) const {
 }
 
 int Scratch::refresh_states(uint64_t job) {
+  // What cleans temporary folders by age leaves these alone.
+  (void)futimens(lock_fd_, nullptr);
+  (void)utimensat(AT_FDCWD, (folder_ + "/ranks").c_str(), nullptr, 0);
   int removed = job == 0 ? 0 : agent::refresh_states(state_folder(), job);
   for_each_dead(
       root_, folder_,

@@ -276,10 +276,11 @@ Status WireGuard::set_peers(const std::vector<std::string>& tunnels) {
     const std::vector<std::string> added = peer(tunnel);
     command.insert(command.end(), added.begin(), added.end());
   }
-  peers_ = wanted;
   wait_ms_ = kCallMs;
   call_at_ms_ = monotonic_ms() + wait_ms_;
-  return set(command);
+  RETURN_IF_ERROR(set(command));
+  peers_ = wanted;
+  return ok_status();
 }
 
 Status WireGuard::set(const std::vector<std::string>& changes) {
@@ -292,6 +293,7 @@ Status WireGuard::set(const std::vector<std::string>& changes) {
 void WireGuard::call_again(int64_t now_ms) {
   if (calling_.empty() || now_ms < call_at_ms_) return;
   wait_ms_ = std::min(2 * wait_ms_, kMostCallMs);
+  call_at_ms_ = now_ms + wait_ms_;
   std::string text;
   if (!run({"wg", "show", interface_, "latest-handshakes"}, &text).ok()) return;
   std::istringstream lines(text);
