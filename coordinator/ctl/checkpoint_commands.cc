@@ -15,12 +15,14 @@
 #include "coordinator/ctl/find_checkpoint.h"
 #include "coordinator/ctl/render.h"
 #include "coordinator/ctl/verbs.h"
+#include "coordinator/rundir/job_files.h"
 #include "coordinator/rundir/lines.h"
 #include "coordinator/rundir/run_dir.h"
 #include "parallel/jobfile/jobfile.h"
 #include "proto/base/clock.h"
 #include "proto/base/text.h"
 #include "proto/rundir/events.h"
+#include "proto/rundir/run_id.h"
 
 namespace remesh::ctl {
 namespace {
@@ -192,9 +194,12 @@ Result<std::pair<std::string, int64_t>> save_and_wait(const std::string& run) {
     }
     const pb::JobStatus& s = now.value();
     if (s.checkpoint_step() > before.checkpoint_step()) {
-      ASSIGN_OR_RETURN(const std::string folder,
-                       checkpoint_folder(s.run_dir()));
-      return std::pair(folder + "/" + manifest::step_name(s.checkpoint_step()),
+      // The run directory may be on another host.
+      const auto folder = checkpoint_folder(s.run_dir());
+      return std::pair(path_join(folder.ok() ? *folder
+                                             : rundir::checkpoints_path(
+                                                   s.run_dir(), "checkpoints"),
+                                 manifest::step_name(s.checkpoint_step())),
                        s.checkpoint_step());
     }
     std::string error;
@@ -237,13 +242,26 @@ Result<int> prune(const CheckpointOptions& o) {
   const auto files = posix_file_system();
   ASSIGN_OR_RETURN(const std::string folder, checkpoint_folder(run));
   ASSIGN_OR_RETURN(const auto found, manifest::scan(*files, folder));
+  ASSIGN_OR_RETURN(const pb::Job job, rundir::load_resolved({}, run));
+  const uint64_t id = rundir::run_id_of(*files, run);
   std::vector<int64_t> valid, invalid;
   std::set<int64_t> kept;
-  for (const manifest::Found& f : found) {
-    (f.status.ok() ? valid : invalid).push_back(f.step);
+  for (const manifest::Found& f : found) {  // newest first
     if (f.kept) kept.insert(f.step);
+    if (!f.status.ok()) {
+      invalid.push_back(f.step);
+      continue;
+    }
+    if (!manifest::check_run(f.manifest, id).ok()) continue;
+    // Those that stay as the newest must be good for a restart.
+    if (std::ssize(valid) < o.keep && !store::verify(*files, f.path).ok)
+      fmt::print(stderr, "{} is damaged: it does not count, and stays\n",
+                 f.path);
+    else
+      valid.push_back(f.step);
   }
-  const auto gone = manifest::to_remove(valid, invalid, o.keep, 0, kept);
+  const auto gone = manifest::to_remove(valid, invalid, o.keep,
+                                        job.checkpoint().keep_every_n(), kept);
   auto removed = nlohmann::ordered_json::array();
   for (const int64_t step : gone) {
     const std::string path = path_join(folder, manifest::step_name(step));

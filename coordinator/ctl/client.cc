@@ -5,6 +5,7 @@
 
 #include <algorithm>
 #include <chrono>
+#include <cstdlib>
 #include <thread>
 
 #include "coordinator/ctl/verbs.h"
@@ -93,8 +94,14 @@ void add_client_options(CLI::App* verb, std::string* run) {
   wire::KeyChoice& o = key_options();
   add_run_option(verb, run);
   verb->add_option("--key", o.key,
-                   "File of your key. Default: that of the run directory")
-      ->envname("REMESH_KEY");
+                   "File of your key. Default: REMESH_KEY in the environment, "
+                   "or that of the run directory");
+  // CLI11's envname() applies to verbs that were not typed as well.
+  verb->parse_complete_callback([] {
+    const char* const given = std::getenv("REMESH_KEY");
+    if (key_options().key.empty() && given != nullptr)
+      key_options().key = given;
+  });
   verb->add_option("--server-key", o.server,
                    "The coordinator's public key, or a file with it. Default: "
                    "that of the run directory, or of your key file");
@@ -259,6 +266,17 @@ void wait_for_next_poll() {
 bool has_ended(pb::JobStatus::State state) {
   return state == pb::JobStatus::DONE || state == pb::JobStatus::FAILED ||
          state == pb::JobStatus::STOPPED;
+}
+
+std::optional<pb::JobStatus> await_end(CommandClient* client) {
+  pb::Command command = status_request();
+  command.set_id(1);  // a reply to any of them is good
+  command.set_at_end(true);
+  client->send(command);
+  wait_for_next_poll();
+  auto reply = client->poll();
+  if (!reply || !has_ended(reply->status().state())) return std::nullopt;
+  return std::move(*reply->mutable_status());
 }
 
 }  // namespace remesh::ctl

@@ -71,4 +71,8 @@ class CommandClient {
   bool waiting_ = false;
 };
 
+// The status at the end of the job, if that comes before the next poll. A host
+// that cannot see the run directory has no other way to learn of the end.
+std::optional<pb::JobStatus> await_end(CommandClient* client);
+
 }  // namespace remesh::ctl

@@ -175,19 +175,6 @@ std::string why_declined(const pb::JobStatus& status) {
   return why;
 }
 
-// The status at the end of the job, if that comes before the next poll. A host
-// that cannot see the run directory has no other way to learn of the end.
-std::optional<pb::JobStatus> await_end(CommandClient* client) {
-  pb::Command command = status_request();
-  command.set_id(1);  // a reply to any of them is good
-  command.set_at_end(true);
-  client->send(command);
-  wait_for_next_poll();
-  auto reply = client->poll();
-  if (!reply || !has_ended(reply->status().state())) return std::nullopt;
-  return std::move(*reply->mutable_status());
-}
-
 Result<ControlDone> stop(const ControlOptions& o) {
   pb::Command command = command_of(pb::Command::STOP);
   command.set_discard(o.discard);

@@ -154,6 +154,11 @@ Result<int> fork_run(const ForkOptions& o) {
                     rundir::checkpoints_path(run, before.checkpoint().folder()),
                     o.at));
   RETURN_IF_ERROR(adapt(before, start.step, &job, &start.manifest));
+  // A folder has the checkpoints of one run.
+  if (const std::string& folder = job.checkpoint().folder();
+      folder == before.checkpoint().folder() &&
+      !rundir::is_inside(run, rundir::checkpoints_path(run, folder)))
+    job.mutable_checkpoint()->clear_folder();
   ASSIGN_OR_RETURN(
       const std::string to,
       rundir::choose_run(fs::path(run).parent_path().string(), job.job().name(),

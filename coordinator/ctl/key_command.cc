@@ -235,7 +235,8 @@ void declare(const KeyVerb& verb, CLI::App* c, KeyOptions* o) {
     c->add_option("--workers", o->workers,
                   "Pattern of the worker names that it may use")
         ->capture_default_str();
-    c->add_option("--days", o->days, "Good for this many days; 0: no end");
+    c->add_option("--days", o->days, "Good for this many days; 0: no end")
+        ->check(CLI::Range(0.0, 36500.0));
   }
   if (makes || verb.run == rotate_key)
     c->add_option("--out", o->out,

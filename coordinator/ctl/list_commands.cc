@@ -104,13 +104,16 @@ Result<int> wait_for_run(const WaitOptions& o) {
   constexpr int64_t kGoneMs = 10'000;  // a coordinator may be restarted
   int64_t gone_since_ms = -1;
   pb::JobStatus status;
+  CommandClient ending(run);
   for (;;) {
+    if (auto last = await_end(&ending)) {
+      status = std::move(*last);
+      break;
+    }
     auto now = send_command(run, status_request());
     if (now.ok()) {
       status = std::move(*now);
-    } else if (target.run_dir.empty()) {
-      return now.status();
-    } else {
+    } else if (!target.run_dir.empty()) {
       status.Clear();
       status.set_run_dir(run);
       status.set_step(rundir::last_finished_step(run));
@@ -123,7 +126,6 @@ Result<int> wait_for_run(const WaitOptions& o) {
       gone_since_ms = now.ok() ? -1 : monotonic_ms();
     if (!now.ok() && monotonic_ms() - gone_since_ms > kGoneMs)
       return now.status();
-    wait_for_next_poll();
   }
   const int code = code_of(status, o.step);
   if (o.json)

@@ -151,18 +151,21 @@ class RunJob {
   void perform(const StartCoordinator& a) {
     std::vector<std::string> argv = {coordinator_program_, "--run-dir",
                                      run_dir_, "--bind", options_.bind};
-    if (!options_.job_file.empty()) argv.push_back(options_.job_file);
+    // Later the run has its job, and the file may have been edited for another.
+    const bool has_job = !a.resume;
+    if (!options_.job_file.empty() && !has_job)
+      argv.push_back(options_.job_file);
     if (!options_.advertise.empty()) {
       argv.insert(argv.end(), {"--advertise", options_.advertise});
     }
     if (options_.resume && a.resume) argv.push_back("--resume");
-    if (options_.accept_edits) argv.push_back("--accept-edits");
+    if (options_.accept_edits && !has_job) argv.push_back("--accept-edits");
     argv.push_back(options_.no_auth ? "--no-auth" : "--make-keys");
-    for (const std::string& s : options_.set) {
-      argv.insert(argv.end(), {"--set", s});
-    }
+    if (!has_job)
+      for (const std::string& s : options_.set)
+        argv.insert(argv.end(), {"--set", s});
     coordinator_output_.clear();
-    const bool piped = options_.job_file == jobfile::kStandardInput;
+    const bool piped = options_.job_file == jobfile::kStandardInput && !has_job;
     coordinator_pid_ = start_child(kCoordinator, argv,
                                    piped ? "/proc/self/fd/0" : "/dev/null");
   }

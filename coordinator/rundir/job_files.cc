@@ -46,9 +46,11 @@ bool moves_rate(const std::string& key) {
 
 // Hyperparameters that may change during a training, if a person says so.
 bool free_on_request(const std::string& key) {
-  return moves_rate(key) ||
-         (key.starts_with("optimizer.") && key != "optimizer.name") ||
-         key == "train.max_norm" || key == "train.dtype";
+  static const std::set<std::string> kKeys = {
+      "train.max_norm",     "train.dtype",  "train.max_skipped_steps",
+      "train.spike_factor", "train.z_loss", "train.digest"};
+  return moves_rate(key) || kKeys.contains(key) ||
+         (key.starts_with("optimizer.") && key != "optimizer.name");
 }
 
 std::set<std::string> keys_of(const std::vector<std::string>& set) {
@@ -101,11 +103,15 @@ Result<jobfile::DataInfo> read_data_info(const std::string& dir) {
   if (const Status s = data::check_shard_files(dir, index); !s.ok())
     return advise(s);
   int64_t least = index.train_tokens();
-  for (const data::MemberEntry& m : index.members)
+  // Each member is validated by itself: whether the largest can be counts.
+  int64_t val = index.members.empty() ? index.val_tokens() : 0;
+  for (const data::MemberEntry& m : index.members) {
     least = std::min(least, m.train_tokens);
+    val = std::max(val, m.val_tokens);
+  }
   return jobfile::DataInfo{.vocab_size = index.vocab_size,
                            .train_tokens = index.train_tokens(),
-                           .val_tokens = index.val_tokens(),
+                           .val_tokens = val,
                            .least_train_tokens = least};
 }
 
@@ -214,6 +220,20 @@ Status choose_init(FileSystem& fs, pb::Job* job) {
   return ok_status();
 }
 
+namespace {
+
+// The sizes that a file leaves to the model of init_from are those that the run
+// was made with: that model is not read again.
+void keep_open_sizes(const pb::Model& held, pb::Model* m) {
+  if (m->init_from().empty()) return;
+  if (m->n_kv_heads() == -1) m->set_n_kv_heads(held.n_kv_heads());
+  if (m->head_dim() == -1) m->set_head_dim(held.head_dim());
+  if (m->hidden_dim() == -1) m->set_hidden_dim(held.hidden_dim());
+  if (m->vocab_size() == -1) m->set_vocab_size(held.vocab_size());
+}
+
+}  // namespace
+
 Result<pb::Job> load_resolved(const JobSource& source, const std::string& run) {
   pb::Job base;
   bool is_new = true;
@@ -228,6 +248,11 @@ Result<pb::Job> load_resolved(const JobSource& source, const std::string& run) {
   }
   ASSIGN_OR_RETURN(pb::Job job,
                    jobfile::load_job(source.file, source.set, base));
+  if (!is_new) keep_open_sizes(base.model(), job.mutable_model());
+  if (is_new && job.data().sequence_offset() < 0)
+    return invalid_argument(fmt::format(
+        "data.sequence_offset = {}: must be at least 0 in a new run",
+        job.data().sequence_offset()));
   if (is_new) RETURN_IF_ERROR(choose_init(*posix_file_system(), &job));
   return resolve_with_data(job);
 }

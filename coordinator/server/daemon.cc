@@ -102,7 +102,7 @@ class DaemonImpl : public Daemon {
         rundir::check_job(*files_->fs,
                           {options_.job, options_.set, options_.accept_edits},
                           run, restored() ? &*restored() : nullptr));
-    run_id_ = files_->run_id(run);
+    ASSIGN_OR_RETURN(run_id_, files_->claim(run, options_.job));
     outbox_.emplace(Outbox::Options{.note = [log = log_](const Status& s) {
       if (s.ok()) return log->info("written_again");
       log->error("write_failed", {{"cause", s.message()}});

@@ -1,6 +1,7 @@
 #include "coordinator/server/run_files.h"
 
 #include "coordinator/core/durable.h"
+#include "coordinator/rundir/claim_folder.h"
 #include "coordinator/rundir/first_steps.h"
 #include "coordinator/rundir/job_files.h"
 #include "coordinator/rundir/lines.h"
@@ -57,10 +58,14 @@ void RunFiles::tell(const std::string& run, core::Options* o) const {
       rundir::first_steps(rundir::metrics_path(run), &o->damaged_lines);
 }
 
-uint64_t RunFiles::run_id(const std::string& run) const {
+Result<uint64_t> RunFiles::claim(const std::string& run,
+                                 const pb::Job& job) const {
   uint64_t id = journal->restored() ? journal->restored()->run_id() : 0;
   if (id == 0) id = rundir::run_id_of(*fs, run);
-  return id != 0 ? id : rundir::new_run_id(run);
+  if (id == 0) id = rundir::new_run_id(run);
+  RETURN_IF_ERROR(rundir::claim_folder(
+      run, rundir::checkpoints_path(run, job.checkpoint().folder()), id));
+  return id;
 }
 
 Status RunFiles::persist(const pb::Durable& durable) {

@@ -32,8 +32,9 @@ struct RunFiles {
   Status check_not_ended(const std::string& run) const;
   // What a coordinator of `run` has to know from them.
   void tell(const std::string& run, core::Options* options) const;
-  // The number in the journal or job.toml; a new one if neither has one.
-  uint64_t run_id(const std::string& run) const;
+  // The number in the journal or job.toml, or a new one if neither has one, for
+  // which the folder of checkpoints is claimed (rundir::claim_folder()).
+  Result<uint64_t> claim(const std::string& run, const pb::Job& job) const;
   // Not before the metrics that the state is based on are durable: workers
   // forget those of an older generation. Cancelled if another coordinator has
   // taken the run over or has written metrics: the state may have waited for a

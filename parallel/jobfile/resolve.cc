@@ -132,7 +132,7 @@ void clear_open_sizes(pb::Model& m) {
 void check_forgotten(const pb::Job& given, Problems& out) {
   const pb::Lora& lora = given.lora();
   if (!lora.has_rank() && (!lora.targets().empty() || lora.has_alpha()))
-    out.push_back(
+    out.emplace_back(
         "lora.rank: must be given with lora.targets or lora.alpha; 0 trains "
         "all weights");
   const pb::Train& t = given.train();

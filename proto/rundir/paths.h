@@ -21,6 +21,7 @@
 #pragma once
 
 #include <cstdint>
+#include <filesystem>
 #include <string>
 
 namespace remesh::rundir {
@@ -76,6 +77,12 @@ inline std::string traces_path(const std::string& run) {
 inline std::string checkpoints_path(const std::string& run,
                                     const std::string& folder) {
   return folder.starts_with('/') ? folder : run + "/" + folder;
+}
+inline bool is_inside(const std::string& run, const std::string& path) {
+  const auto normal = [](const std::string& p) {
+    return std::filesystem::path(p).lexically_normal().string();
+  };
+  return normal(path).starts_with(normal(run + "/"));
 }
 
 }  // namespace remesh::rundir

@@ -8,6 +8,7 @@
 #include <vector>
 
 #include "coordinator/core/coordinator.h"
+#include "coordinator/core/durable.h"
 #include "tests/unit/core/builders.h"
 
 namespace remesh::core {
@@ -62,6 +63,20 @@ TEST(YoungerCoordinator, TheJournalIsCheckedBeforeItsEpochIsExceeded) {
   EXPECT_EQ(written[0].durable.epoch(), 100u);
   EXPECT_EQ(written[1].durable.epoch(), 201u);
   EXPECT_EQ(all_of<Persist>(core.on(report(2, 201), 20)).size(), 0u);
+}
+
+// Workers are no longer asked for their states, so nobody waits for them.
+TEST(Restored, WithoutKeepStateNoStatesAreExpected) {
+  Options o = options();
+  o.restored = alone_in_generation_1();
+  o.restored->set_state_job(5);
+  o.restored->set_rescue(true);
+  const pb::Durable kept = restore(o, 0, /*keeps_state=*/true);
+  EXPECT_EQ(kept.state_job(), 5U);
+  EXPECT_TRUE(kept.rescue());
+  const pb::Durable d = restore(o, 0, /*keeps_state=*/false);
+  EXPECT_EQ(d.state_job(), 0U);
+  EXPECT_FALSE(d.rescue());
 }
 
 // Workers forget the metrics of a step when it is acknowledged.

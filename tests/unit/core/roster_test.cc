@@ -230,6 +230,20 @@ TEST(Roster, AMemberWithoutSlotsDelaysNothing) {
   EXPECT_FALSE(roster.all_prepared(d)) << "it still has a rank";
 }
 
+TEST(Roster, AWorkerLeavesOnceHoweverOftenItSaysSo) {
+  Roster roster;
+  const pb::Durable d;
+  size_t told = 0;
+  for (uint64_t seq = 1; seq <= 6; ++seq) {
+    pb::Report r = report("a", seq);
+    r.set_leaving(seq % 2 == 0);
+    const auto changes = roster.on_report(r, d, kSilentMs, 10);
+    ASSERT_TRUE(changes);
+    for (const auto& c : *changes) told += c.kind == Kind::kLeaving ? 1 : 0;
+  }
+  EXPECT_EQ(told, 1U);
+}
+
 TEST(Roster, AReportAfterADisconnectClearsIt) {
   Roster roster;
   const pb::Durable d;

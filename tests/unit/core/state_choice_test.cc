@@ -276,6 +276,25 @@ TEST(StateChoice, AStepThatOneRankDidNotFinishIsNotChosen) {
   EXPECT_NE(c.why.find("replicas of rank 1"), std::string::npos) << c.why;
 }
 
+// A hostile worker lists thousands of states that nobody else has.
+TEST(StateChoice, AWorkerWithManyStatesHidesNoOther) {
+  const ParamTable table = small_model();
+  Known known(table);
+  const Sharding s{.layout = {.dp = 2}, .bounds = {0, 2}, .zero = {.stage = 1}};
+  Inventory in;
+  for (int64_t step = 0; step < 20'000; ++step)
+    in.holdings.push_back(holding(known, s, 0, 100 + step, 9, "many"));
+  for (int r = 0; r < 2; ++r)
+    in.holdings.push_back(holding(known, s, r, 7, 1, std::string(1, "ab"[r])));
+  const StateChoice c = choose_state(&table, in);
+  EXPECT_EQ(c.kind, StateChoice::Kind::kMemory);
+  EXPECT_EQ(c.step, 7);
+  EXPECT_NE(
+      c.why.find("worker many: step 164 of rank 0: too many other states"),
+      std::string::npos)
+      << c.why.substr(0, 500);
+}
+
 // Replicated data parallelism: who finished the step has all of it.
 TEST(StateChoice, OneOfTheReplicasIsEnough) {
   const ParamTable table = small_model();

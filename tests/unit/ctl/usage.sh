@@ -102,6 +102,12 @@ expect 2 "did you mean verify" "$bin/remesh" checkpoint verfy
 expect 75 "no answer from tcp://127.0.0.1:9" "$bin/remesh" status \
   tcp://127.0.0.1:9 --no-auth
 expect 2 "remesh key new operator" "$bin/remesh" status tcp://127.0.0.1:9
+# What is typed comes before the environment.
+expect 2 "/nowhere/typed" env REMESH_KEY=/nowhere/env "$bin/remesh" status \
+  tcp://127.0.0.1:9 --key /nowhere/typed
+expect 2 "/nowhere/env" env REMESH_KEY=/nowhere/env "$bin/remesh" stop \
+  tcp://127.0.0.1:9
+expect 2 "--days" "$bin/remesh" key new operator anna run --days 9999999
 
 mkdir run
 cat >job.toml <<'END'
@@ -134,6 +140,8 @@ expect 2 "requires --cluster" "$bin/remesh" plan job.toml --gpus 8
 expect 5 "no such file" "$bin/remesh" plan --model other.json $on 8
 expect 3 "fits into no mesh of 8" "$bin/remesh" plan --model llama3-405b $on 8
 expect 2 "1f1b" "$bin/remesh" plan --model llama3-8b $on 8 --schedule fifo
+expect 2 "--set model.dim=8: changes a job file" "$bin/remesh" plan \
+  --model llama3-8b $on 8 --set model.dim=8
 echo '{"model_type": "llama"}' >config.json
 expect 2 "hidden_size: is required" "$bin/remesh" plan --model config.json $on 8
 printf '[model]\ndim = 64\n' >model.toml

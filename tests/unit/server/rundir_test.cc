@@ -15,6 +15,7 @@
 #include "checkpoint/manifest/manifest.h"
 #include "checkpoint/memory/segment.h"
 #include "checkpoint/memory/segment_directory.h"
+#include "coordinator/rundir/claim_folder.h"
 #include "coordinator/rundir/job_files.h"
 #include "coordinator/rundir/line_file.h"
 #include "coordinator/rundir/lines.h"
@@ -625,9 +626,33 @@ std::string checksum_of(const std::string& tokens) {
   return hex(xxh3_128(std::as_bytes(std::span(tokens))));
 }
 
+TEST_F(RunDirTest, AFolderOfCheckpointsBelongsToOneRun) {
+  const auto fs = posix_file_system();
+  const std::string folder = dir_ + "/disk/checkpoints";
+  const std::string a = dir_ + "/a", b = dir_ + "/b";
+  EXPECT_TRUE(claim_folder(a, a + "/checkpoints", 1).ok());
+  EXPECT_FALSE(fs->exists(a + "/checkpoints")) << "its own needs no claim";
+  ASSERT_TRUE(claim_folder(a, folder, 1).ok());
+  EXPECT_TRUE(claim_folder(a, folder, 1).ok()) << "again";
+  // Its start failed: there is no such run.
+  ASSERT_TRUE(claim_folder(b, folder, 2).ok());
+  ASSERT_TRUE(create(b).ok());
+  ASSERT_TRUE(write_job(*fs, job(), b, 2).ok());
+  const Status taken = claim_folder(a, folder, 1);
+  EXPECT_EQ(taken.code(), Code::kInvalidArgument);
+  EXPECT_NE(taken.message().find("of another run, " + b), std::string::npos)
+      << taken.message();
+  std::filesystem::remove_all(b);
+  std::filesystem::create_directory(folder + "/step-00000100");
+  EXPECT_FALSE(claim_folder(a, folder, 1).ok()) << "it has checkpoints";
+  EXPECT_TRUE(claim_folder(b, folder, 2).ok());
+}
+
 TEST_F(RunDirTest, HyperparametersMayChangeOnlyOnRequest) {
-  for (const char* set : {"optimizer.lr=0.5", "schedule.decay_type=linear",
-                          "train.dtype=fp32", "train.max_norm=9"}) {
+  for (const char* set :
+       {"optimizer.lr=0.5", "schedule.decay_type=linear", "train.dtype=fp32",
+        "train.max_norm=9", "train.max_skipped_steps=3", "train.z_loss=1e-4",
+        "train.digest=true"}) {
     const auto refused = forbidden_differences(job(), job({set}));
     ASSERT_EQ(refused.size(), 1U) << set;
     EXPECT_NE(refused[0].find("--set "), std::string::npos) << refused[0];

@@ -17,6 +17,7 @@
 #include <thread>
 
 #include "proto/base/clock.h"
+#include "proto/wire/elements.h"
 #include "proto/wire/inbox.h"
 
 namespace remesh::wire {
@@ -99,6 +100,21 @@ TEST(Channel, CarriesLargeBlobs) {
   auto r = receive(*server);
   ASSERT_TRUE(r);
   EXPECT_EQ(r->envelope.fence_in().blob(), e.fence_in().blob());
+}
+
+// What is skipped is not counted, but a parser keeps it.
+TEST(Elements, UnknownGroupsAreRefused) {
+  const pb::Envelope e = report("a");
+  const std::string plain = e.SerializeAsString();
+  const auto few = [](const std::string& bytes) {
+    return has_few_elements(*pb::Envelope::descriptor(), bytes.data(),
+                            bytes.size(), 100);
+  };
+  EXPECT_TRUE(few(plain));
+  EXPECT_TRUE(few(plain + "\xc0\x3e\x01"));  // an unknown number
+  std::string group = "\xc3\x3e";            // of field 1000
+  for (int i = 0; i < 1000; ++i) group += std::string("\x0a\0", 2);
+  EXPECT_FALSE(few(plain + group + "\xc4\x3e"));
 }
 
 // The descriptor of ZeroMQ itself falls silent after a send that looked at

@@ -1,0 +1,53 @@
+#include "coordinator/rundir/claim_folder.h"
+
+#include <fcntl.h>
+#include <fmt/format.h>
+#include <unistd.h>
+
+#include <algorithm>
+#include <cerrno>
+#include <sstream>
+
+#include "coordinator/rundir/run_dir.h"
+#include "proto/base/file_system.h"
+#include "proto/rundir/paths.h"
+#include "proto/rundir/run_id.h"
+
+namespace remesh::rundir {
+
+Status claim_folder(const std::string& run, const std::string& folder,
+                    uint64_t run_id) {
+  if (is_inside(run, folder)) return ok_status();
+  const auto fs = posix_file_system();
+  RETURN_IF_ERROR(fs->create_dirs(folder));
+  const std::string path = path_join(folder, ".run");
+  const std::string own = fmt::format("{:016x} {}\n", run_id, run);
+  const int fd =
+      ::open(path.c_str(), O_WRONLY | O_CREAT | O_EXCL | O_CLOEXEC, 0666);
+  if (fd >= 0) {
+    const bool written = ::write(fd, own.data(), own.size()) == std::ssize(own);
+    ::close(fd);
+    return written ? ok_status() : io_error(path + ": cannot be written");
+  }
+  if (errno != EEXIST) return errno_error(path, errno);
+  ASSIGN_OR_RETURN(const std::string found, read_file(*fs, path, 1 << 16));
+  std::istringstream in(found);
+  uint64_t id = 0;
+  std::string other;
+  in >> std::hex >> id >> std::ws&& std::getline(in, other);
+  if (id == run_id) return ok_status();
+  ASSIGN_OR_RETURN(const auto names, fs->list(folder));
+  const bool used = std::any_of(names.begin(), names.end(), [](const auto& n) {
+    return n.starts_with("step-");
+  });
+  // A start that failed, or one that died before it wrote this.
+  if (!used &&
+      (id == 0 || (run_id_of(*fs, other) != id && RunLock::holder(other) == 0)))
+    return write_file_atomically(*fs, path, own);
+  return invalid_argument(fmt::format(
+      "checkpoint.folder: {} has the checkpoints of another run, {}; give each "
+      "run a folder of its own, for example with --set checkpoint.folder=...",
+      folder, other.empty() ? "which is not known" : other));
+}
+
+}  // namespace remesh::rundir
