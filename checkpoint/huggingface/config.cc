@@ -123,6 +123,7 @@ Result<Config> parse_config(std::string_view text, const std::string& name) {
   c.max_position = r.integer("max_position_embeddings", c.max_position);
   c.bos_token_id = r.token_id("bos_token_id");
   c.eos_token_id = r.token_id("eos_token_id");
+  c.pad_token_id = r.token_id("pad_token_id");
   RETURN_IF_ERROR(r.problem());
   if (const Status valid = m.validate(); !valid.ok())
     return valid.with_context(name);
@@ -173,6 +174,11 @@ std::string config_json(const Config& config, Dtype dtype) {
        {std::pair("bos_token_id", &config.bos_token_id),
         std::pair("eos_token_id", &config.eos_token_id)})
     if (!ids->empty()) json[key] = nlohmann::ordered_json::parse(*ids);
+  // Some families have a default, which need not be in the vocabulary.
+  json["pad_token_id"] =
+      config.pad_token_id.empty()
+          ? nlohmann::ordered_json()
+          : nlohmann::ordered_json::parse(config.pad_token_id);
   json["torch_dtype"] = config_name(dtype);
   json["dtype"] = config_name(dtype);
   return json.dump(2) + "\n";

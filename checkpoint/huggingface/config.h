@@ -22,6 +22,7 @@ struct Config {
   // Tokens that begin and end a text, as JSON: an integer or a list of them;
   // "": the file does not say.
   std::string bos_token_id, eos_token_id;
+  std::string pad_token_id;
 };
 
 // Corrupt if the text is not a JSON object; InvalidArgument, naming the key,

@@ -110,6 +110,22 @@ Status Split::read_window(int64_t window, int64_t seq_len,
                        });
 }
 
+Result<bool> Split::begins_document(int64_t token) const {
+  if (token == 0) return true;
+  bool begins = false;
+  if (marked_) {
+    RETURN_IF_ERROR(for_each_part(
+        token, 1, [&](const MappedShard& shard, int64_t at, int64_t) {
+          begins = shard.begins_document(at);
+          return ok_status();
+        }));
+    return begins;
+  }
+  int32_t before = 0;
+  RETURN_IF_ERROR(read(token - 1, std::span<int32_t>(&before, 1)));
+  return before == end_of_text_;
+}
+
 Status Split::open(const std::string& dir, const Index& index,
                    const std::vector<ShardEntry>& entries) {
   vocab_size_ = index.vocab_size;

@@ -57,6 +57,8 @@ class Split {
   Status read_window(int64_t window, int64_t seq_len, std::span<int32_t> input,
                      std::span<int32_t> target,
                      std::vector<int64_t>* starts) const;
+  // Whether a document begins with that token. Fails like read().
+  Result<bool> begins_document(int64_t token) const;
 
  private:
   friend class Dataset;

@@ -59,6 +59,8 @@ Result<Counts> count(const Split& split) {
   };
   for (int64_t w = 0; w < windows; ++w) {
     RETURN_IF_ERROR(split.read_window(w, kLength, input, target, &starts));
+    ASSIGN_OR_RETURN(const bool begins, split.begins_document(w * kLength));
+    if (begins) end_at(w * kLength);
     for (const int64_t start : starts) end_at(w * kLength + start);
     out.tokens += kLength;
     out.targets += kLength - std::count(target.begin(), target.end(), -1);

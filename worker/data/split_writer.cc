@@ -118,11 +118,14 @@ Status BlockRouter::add(const TextBlock& block) {
 
 Status BlockRouter::add(const Conversation& conversation) {
   if (conversations_to_ == nullptr) conversations_to_ = next_block();
-  bool begins = true;
+  bool begins = true, after_added = false;
   for (const ChatPiece& piece : conversation) {
     tokens_.clear();
     RETURN_IF_ERROR(tokenizer_.encode(
-        piece.text, {.special = true, .continues = !begins}, tokens_));
+        piece.text,
+        {.special = true, .continues = !begins, .after_added = after_added},
+        tokens_));
+    if (!tokens_.empty()) after_added = tokenizer_.is_added(tokens_.back());
     RETURN_IF_ERROR(conversations_to_->append(
         tokens_, {.targets = piece.target, .begins_document = begins}));
     begins = begins && tokens_.empty();

@@ -90,11 +90,14 @@ struct TextReader::Impl {
     archive_read_support_filter_zstd(stream);
     archive_read_support_filter_bzip2(stream);
     archive_read_support_format_raw(stream);
+    archive_read_support_format_empty(stream);
     archive_entry* entry = nullptr;
     if (archive_read_open(stream, this, nullptr, next_input, nullptr) !=
-            ARCHIVE_OK ||
-        archive_read_next_header(stream, &entry) != ARCHIVE_OK)
+        ARCHIVE_OK)
       return error();
+    const int header = archive_read_next_header(stream, &entry);
+    if (header != ARCHIVE_OK && header != ARCHIVE_EOF) return error();
+    empty = header == ARCHIVE_EOF;
     compressed = archive_filter_code(stream, 0) != ARCHIVE_FILTER_NONE;
     return ok_status();
   }
@@ -106,7 +109,8 @@ struct TextReader::Impl {
   std::vector<char> input;
   archive* stream = nullptr;  // nullptr: the file as it is
   bool compressed = false;
-  Status failed;  // reading
+  bool empty = false;  // when decompressed
+  Status failed;       // reading
 };
 
 TextReader::TextReader(std::unique_ptr<Impl> impl) : impl_(std::move(impl)) {}
@@ -137,7 +141,7 @@ Result<TextReader> TextReader::open(const std::string& path, bool raw) {
 Result<size_t> TextReader::read(std::span<char> out) {
   Impl& m = *impl_;
   if (m.stream == nullptr) return m.read_raw(out.data(), out.size());
-  if (out.empty()) return size_t{0};
+  if (out.empty() || m.empty) return size_t{0};
   const la_ssize_t got = archive_read_data(m.stream, out.data(), out.size());
   if (got < 0) return m.error();
   return static_cast<size_t>(got);

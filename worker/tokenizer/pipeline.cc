@@ -5,6 +5,7 @@
 #include <algorithm>
 #include <bitset>
 #include <charconv>
+#include <set>
 #include <utility>
 
 #include "worker/tokenizer/unicode.h"
@@ -28,8 +29,10 @@ constexpr char kBeforeMarks[] = "\u2581*[^\u2581]+|\u2581+";
 class PipelineTokenizer final : public Tokenizer {
  public:
   explicit PipelineTokenizer(Pipeline p) : p_(std::move(p)) {
-    for (const auto& [text, token] : p_.added)
+    for (const auto& [text, token] : p_.added) {
       first_bytes_.set(static_cast<unsigned char>(text.at(0)));
+      added_ids_.insert(token.id);
+    }
   }
 
   std::string id() const override { return p_.id; }
@@ -39,6 +42,9 @@ class PipelineTokenizer final : public Tokenizer {
   int32_t end_of_text() const override { return p_.end_of_text; }
   bool adds_space() const override {
     return p_.prefix != Pipeline::Prefix::kNone;
+  }
+  bool is_added(int32_t token) const override {
+    return added_ids_.contains(token);
   }
 
   Result<std::string_view> token_bytes(int32_t token) const override {
@@ -54,15 +60,67 @@ class PipelineTokenizer final : public Tokenizer {
     if (text.size() > kMaxText)
       return invalid_argument(fmt::format(
           "text of {} bytes: at most {} at once", text.size(), kMaxText));
+    Scratch scratch{.bpe = Bpe::Scratch(text.size())};
+    if (p_.added_have_marks && options.special)
+      return encode_between_special(text, options, scratch, out);
     std::string marked;
     if (p_.added_have_marks)
       text = marked = mark_spaces(text, options.continues, !options.continues);
-    Scratch scratch{.bpe = Bpe::Scratch(text.size())};
+    return encode_between_added(text, options, options.special, scratch, out);
+  }
+
+ private:
+  struct Scratch {
+    Matcher matcher;
+    Bpe::Scratch bpe;
+  };
+
+  // Whether a mark is added before a text between added tokens.
+  bool begins(bool first, const EncodeOptions& options) const {
+    const bool after_token = p_.prefix == Pipeline::Prefix::kText;
+    if (!first) return after_token;
+    return !options.continues || (options.after_added && after_token);
+  }
+
+  // Special tokens have no marks in their texts: they are found before spaces
+  // are marked, and what is between them is marked like texts of their own.
+  Status encode_between_special(std::string_view text,
+                                const EncodeOptions& options, Scratch& scratch,
+                                std::vector<int32_t>& out) const {
+    bool continues = options.continues && !options.after_added;
+    size_t begin = 0;
+    const auto part = [&](size_t end) {
+      if (begin == end) return ok_status();
+      const std::string marked =
+          mark_spaces(text.substr(begin, end - begin), continues, !continues);
+      return encode_between_added(marked, options, /*special=*/false, scratch,
+                                  out);
+    };
+    for (size_t at = 0; at < text.size();) {
+      const auto* found = first_bytes_[static_cast<unsigned char>(text[at])]
+                              ? added_at(text.substr(at), /*special=*/true)
+                              : nullptr;
+      if (found == nullptr || !found->second.special) {
+        ++at;
+        continue;
+      }
+      RETURN_IF_ERROR(part(at));
+      out.push_back(found->second.id);
+      begin = at += found->first.size();
+      continues = false;
+    }
+    return part(text.size());
+  }
+
+  Status encode_between_added(std::string_view text,
+                              const EncodeOptions& options, bool special,
+                              Scratch& scratch,
+                              std::vector<int32_t>& out) const {
     bool first = true;
     size_t begin = 0;  // of the text after the last token
     for (size_t at = 0; at < text.size();) {
       const auto* found = first_bytes_[static_cast<unsigned char>(text[at])]
-                              ? added_at(text.substr(at), options.special)
+                              ? added_at(text.substr(at), special)
                               : nullptr;
       if (found == nullptr) {
         ++at;
@@ -80,12 +138,6 @@ class PipelineTokenizer final : public Tokenizer {
     }
     return encode_between(text.substr(begin), first, options, scratch, out);
   }
-
- private:
-  struct Scratch {
-    Matcher matcher;
-    Bpe::Scratch bpe;
-  };
 
   // The longest added token that the text begins with, or null. Every token
   // that is a prefix of the text is one of the last token before the text, too.
@@ -115,9 +167,8 @@ class PipelineTokenizer final : public Tokenizer {
     if (p_.nfc) text = normal = to_nfc(text);
     std::string marked;
     if (p_.marks_spaces && !p_.added_have_marks)
-      text = marked = mark_spaces(
-          text, /*continues=*/true,
-          first ? !options.continues : p_.prefix == Pipeline::Prefix::kText);
+      text = marked =
+          mark_spaces(text, /*continues=*/true, begins(first, options));
     return encode_pieces(text, 0, scratch, out);
   }
 
@@ -164,6 +215,7 @@ class PipelineTokenizer final : public Tokenizer {
 
   Pipeline p_;
   std::bitset<256> first_bytes_;  // of added tokens
+  std::set<int32_t> added_ids_;
 };
 
 }  // namespace

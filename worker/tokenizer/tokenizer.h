@@ -26,6 +26,9 @@ struct EncodeOptions {
   bool special = false;
   // The text continues a document, so that no space is added before it.
   bool continues = false;
+  // What it continues ends with an added token (is_added()), after which some
+  // tokenizers add a space again.
+  bool after_added = false;
 };
 
 class Tokenizer {
@@ -47,6 +50,8 @@ class Tokenizer {
   virtual Result<std::string_view> token_bytes(int32_t token) const = 0;
   // Whether encode() begins a document with a space that decode() removes.
   virtual bool adds_space() const { return false; }
+  // Whether a token is found in a text by itself, before the text is divided.
+  virtual bool is_added(int32_t /*token*/) const { return false; }
 
   // The text of `tokens`; end_of_text() becomes a line "<|endoftext|>". Fails
   // on a token outside the vocabulary.

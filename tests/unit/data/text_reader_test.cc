@@ -48,6 +48,23 @@ TEST(TextReader, PlainAndXzGiveTheSameTextInAnyPortions) {
   }
 }
 
+TEST(TextReader, AnEmptyTextMayBeCompressed) {
+  TempDir dir;
+  // gzip -c /dev/null
+  const std::string gz("\x1f\x8b\x08\0\0\0\0\0\0\x03\x03\0\0\0\0\0\0\0\0\0",
+                       20);
+  for (const std::string& bytes : {gz, xz("")}) {
+    Status why;
+    EXPECT_EQ(read_whole(dir.write("empty.gz", bytes), 8, &why), "");
+    EXPECT_TRUE(why.ok()) << why.to_string();
+  }
+  for (const size_t size : {10, 15, 19}) {
+    Status why;
+    (void)read_whole(dir.write("cut.gz", gz.substr(0, size)), 8, &why);
+    EXPECT_FALSE(why.ok()) << size;
+  }
+}
+
 TEST(TextReader, ATruncatedOrDamagedXzIsAnError) {
   const TempDir dir;
   const std::string good = xz(random_bytes(100'000, 1));

@@ -46,6 +46,17 @@ TEST(Config, MissingKeysHaveTheDefaultsOfTransformers) {
   EXPECT_EQ(c->bos_token_id, "");
 }
 
+// Phi-3 has a default that a small vocabulary does not have.
+TEST(Config, ThePadTokenIsWrittenEvenIfThereIsNone) {
+  auto c = parse_config(kNewConfig, "c");
+  EXPECT_TRUE(
+      Json::parse(config_json(*c, Dtype::kBf16))["pad_token_id"].is_null());
+  c->pad_token_id = "7";
+  const std::string written = config_json(*c, Dtype::kBf16);
+  EXPECT_EQ(Json::parse(written)["pad_token_id"], 7);
+  EXPECT_EQ(parse_config(written, "c")->pad_token_id, "7");
+}
+
 TEST(Config, WhatIsWrittenIsReadInBothForms) {
   for (const char* text : {kOldConfig, kNewConfig}) {
     auto c = parse_config(text, "c");

@@ -70,6 +70,31 @@ TEST(SentencePiece, AnyBytesComeBack) {
   }
 }
 
+// As of a chat: what is between special tokens is like a text of its own.
+TEST(SentencePiece, SpecialTokensDivideAText) {
+  for (const std::string name : {"as_llama", "as_gemma", "removes_spaces"}) {
+    const auto t = open(name);
+    ASSERT_NE(t, nullptr);
+    const auto with = [&](const std::string& text) {
+      return encode(*t, text, {.special = true});
+    };
+    Tokens want{1};
+    for (const int32_t token : encode(*t, "a b")) want.push_back(token);
+    want.push_back(2);
+    for (const int32_t token : encode(*t, " c")) want.push_back(token);
+    EXPECT_EQ(with("<s>a b</s> c"), want) << name;
+    EXPECT_EQ(with("a b"), encode(*t, "a b")) << name;
+    EXPECT_EQ(with(""), Tokens{}) << name;
+    const Tokens answer = encode(*t, "a b");
+    EXPECT_EQ(encode(*t, "a b",
+                     {.special = true, .continues = true, .after_added = true}),
+              answer)
+        << name;
+    EXPECT_TRUE(t->is_added(2)) << name;
+    EXPECT_FALSE(t->is_added(answer[0])) << name;
+  }
+}
+
 TEST(SentencePiece, ADocumentComesInParts) {
   for (const std::string name : {"as_llama", "as_gemma", "removes_spaces"}) {
     const auto t = open(name);

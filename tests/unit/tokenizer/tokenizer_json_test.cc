@@ -138,6 +138,21 @@ TEST(TokenizerJson, Metaspace) {
   }
 }
 
+// The parts of a conversation are encoded one by one, as if at once.
+TEST(TokenizerJson, ATextAfterAnAddedTokenGetsAMarkAgain) {
+  const auto t = parse(sentencepiece_like());
+  for (const bool special : {true, false}) {
+    Tokens parts = encode(*t, "hello<tool>", {.special = special});
+    EXPECT_TRUE(t->is_added(parts.back()));
+    for (const int32_t token :
+         encode(*t, "hello",
+                {.special = special, .continues = true, .after_added = true}))
+      parts.push_back(token);
+    EXPECT_EQ(parts, encode(*t, "hello<tool>hello", {.special = special}));
+  }
+  EXPECT_FALSE(t->is_added(encode(*t, "hello").back()));
+}
+
 // Gemma adds runs of marks, which also result from merges.
 TEST(TokenizerJson, AddedMarksAreSpaces) {
   Json json = sentencepiece_like();
