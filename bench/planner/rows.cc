@@ -287,7 +287,6 @@ Result<Row> read_vtrain(Fields f, int line) {
     f.fail("# GPUs", fmt::format("the product of the parallelisms, {}",
                                  row.layout.world()));
   RETURN_IF_ERROR(f.problem());
-  c.arch = "gpt";
   if (const Status valid = c.validate(); !valid.ok())
     f.fail("hidden size", "of a model that exists: " + valid.message());
   if (c.n_heads % row.layout.tp != 0)
@@ -297,6 +296,7 @@ Result<Row> read_vtrain(Fields f, int line) {
   if (row.global_batch % (row.layout.dp * row.shape.B) != 0)
     f.fail("micro batch", "a divisor of the global batch on each data rank");
   RETURN_IF_ERROR(f.problem());
+  c.arch = "gpt";
   row.run = execution_of("", row, "fp16");
   // As in their runs on several nodes: without it no constants explain these.
   row.shape.recompute = Recompute::kFull;

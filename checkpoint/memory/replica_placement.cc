@@ -114,10 +114,14 @@ std::string host_of(const pb::Assignment& a, const std::string& worker) {
 }
 
 std::vector<RankHost> places_of(const pb::Assignment& a) {
+  std::map<std::string, std::string> hosts;
   std::vector<RankHost> out(static_cast<size_t>(a.ranks_size()));
-  for (const pb::RankPlace& p : a.ranks())
-    if (p.rank() >= 0 && p.rank() < a.ranks_size())
-      out[static_cast<size_t>(p.rank())] = {p.worker(), host_of(a, p.worker())};
+  for (const pb::RankPlace& p : a.ranks()) {
+    if (p.rank() < 0 || p.rank() >= a.ranks_size()) continue;
+    const auto [host, fresh] = hosts.try_emplace(p.worker());
+    if (fresh) host->second = host_of(a, p.worker());
+    out[static_cast<size_t>(p.rank())] = {p.worker(), host->second};
+  }
   return out;
 }
 

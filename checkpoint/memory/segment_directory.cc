@@ -3,6 +3,7 @@
 #include <fcntl.h>
 #include <fmt/format.h>
 #include <sys/file.h>
+#include <sys/stat.h>
 #include <sys/statvfs.h>
 #include <unistd.h>
 
@@ -79,12 +80,19 @@ std::string shared_folder_prefix() {
   return fmt::format("remesh-{}-", geteuid());
 }
 
+bool is_private_folder(const std::string& path) {
+  struct stat st {};
+  return lstat(path.c_str(), &st) == 0 && S_ISDIR(st.st_mode) &&
+         st.st_uid == geteuid() && (st.st_mode & (S_IWGRP | S_IWOTH)) == 0;
+}
+
 std::vector<std::string> state_folders(const std::string& shared) {
   std::vector<std::string> out;
   std::error_code error;
   for (fs::directory_iterator it(shared, error), end; !error && it != end;
        it.increment(error))
-    if (it->path().filename().string().starts_with(shared_folder_prefix()))
+    if (it->path().filename().string().starts_with(shared_folder_prefix()) &&
+        is_private_folder(it->path().string()))
       out.push_back((it->path() / "state").string());
   std::sort(out.begin(), out.end());
   return out;

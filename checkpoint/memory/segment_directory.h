@@ -25,6 +25,9 @@ inline constexpr char kWhoRemoves[] =
 inline constexpr char kSharedMemory[] = "/dev/shm";
 // The start of the names of this user's folders in shared memory.
 std::string shared_folder_prefix();
+// Whether a path is a folder of this user that nobody else may write to, and no
+// link: shared memory and /tmp are open to others, who can make any name there.
+bool is_private_folder(const std::string& path);
 // The folders of segments below `shared`, of all workers of this user, dead or
 // alive.
 std::vector<std::string> state_folders(

@@ -80,8 +80,6 @@ Status set_aside(FileSystem& fs, const std::string& folder, const SaveId& id,
   const auto m = manifest::read_checkpoint(fs, old);
   if (allowed.ok() && m.ok() && m->generation() > id.generation)
     allowed = saved_by_newer(path, m->generation(), id.generation);
-  if (allowed.ok() && fs.exists(path_join(old, manifest::kKeepName)))
-    allowed = unavailable(path + ": is kept since a moment ago");
   if (allowed.ok()) return fs.sync_dir(folder);
   // Fails where the newer generation has saved the step once more.
   (void)fs.rename(old, path).ok();
@@ -142,9 +140,12 @@ Status clean_up(FileSystem& fs, const std::string& folder, const SaveId& id,
     if (step == id.step) continue;
     Status aside = set_aside(fs, folder, id, step);
     if (aside.code() == Code::kCancelled) return aside;
-    if (note(aside) &&
-        note(remove_all(fs, path_join(folder, manifest::old_name(step)))))
-      removed.push_back(step);
+    const std::string old = path_join(folder, manifest::old_name(step));
+    // Somebody has asked for it to be kept since it was looked at.
+    if (aside.ok() && fs.exists(path_join(old, manifest::kKeepName)) &&
+        fs.rename(old, path_join(folder, manifest::step_name(step))).ok())
+      continue;
+    if (note(aside) && note(remove_all(fs, old))) removed.push_back(step);
   }
   note(fs.sync_dir(folder));
   return first;

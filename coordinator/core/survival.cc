@@ -1,5 +1,6 @@
 #include "coordinator/core/survival.h"
 
+#include <algorithm>
 #include <map>
 #include <vector>
 
@@ -50,31 +51,40 @@ bool makes_replicas(const pb::Assignment& a) {
   return false;
 }
 
-bool survives_on(const pb::Assignment& a, const std::set<std::string>& hosts) {
+namespace {
+
+// By replica group, the hosts that have its state when the ranks have stopped
+// and made their replicas.
+std::map<int, std::set<std::string>> hosts_of_states(const pb::Assignment& a) {
   const std::vector<memory::RankHost> places = memory::places_of(a);
   const std::vector<int> groups = groups_of(a);
   const memory::ReplicaPlacement replicas = replicas_of(a);
-  std::map<int, bool> safe;  // by replica group
+  std::map<int, std::set<std::string>> out;
   for (size_t r = 0; r < places.size(); ++r) {
-    bool& is_safe = safe[groups[r]];
-    is_safe = is_safe || hosts.contains(places[r].host);
+    std::set<std::string>& hosts = out[groups[r]];
+    hosts.insert(places[r].host);
     for (const int holder : replicas.holders[r])
-      is_safe =
-          is_safe || hosts.contains(places[static_cast<size_t>(holder)].host);
+      hosts.insert(places[static_cast<size_t>(holder)].host);
   }
-  for (const auto& [group, is_safe] : safe)
-    if (!is_safe) return false;
-  return !safe.empty();
+  return out;
+}
+
+}  // namespace
+
+bool survives_on(const pb::Assignment& a, const std::set<std::string>& hosts) {
+  const auto states = hosts_of_states(a);
+  return !states.empty() &&
+         std::all_of(states.begin(), states.end(), [&](const auto& state) {
+           return std::any_of(
+               state.second.begin(), state.second.end(),
+               [&](const auto& host) { return hosts.contains(host); });
+         });
 }
 
 std::set<std::string> needed_hosts(const pb::Assignment& a) {
-  std::set<std::string> hosts, needed;
-  for (const memory::RankHost& p : memory::places_of(a)) hosts.insert(p.host);
-  for (const std::string& host : hosts) {
-    std::set<std::string> others = hosts;
-    others.erase(host);
-    if (!survives_on(a, others)) needed.insert(host);
-  }
+  std::set<std::string> needed;
+  for (const auto& [group, hosts] : hosts_of_states(a))
+    if (hosts.size() == 1) needed.insert(*hosts.begin());
   return needed;
 }
 

@@ -242,7 +242,7 @@ Result<int> prune(const CheckpointOptions& o) {
   const auto files = posix_file_system();
   ASSIGN_OR_RETURN(const std::string folder, checkpoint_folder(run));
   ASSIGN_OR_RETURN(const auto found, manifest::scan(*files, folder));
-  ASSIGN_OR_RETURN(const pb::Job job, rundir::load_resolved({}, run));
+  ASSIGN_OR_RETURN(const pb::Job job, rundir::job_of_run(*files, run));
   const uint64_t id = rundir::run_id_of(*files, run);
   std::vector<int64_t> valid, invalid;
   std::set<int64_t> kept;

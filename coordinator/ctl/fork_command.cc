@@ -154,15 +154,17 @@ Result<int> fork_run(const ForkOptions& o) {
                     rundir::checkpoints_path(run, before.checkpoint().folder()),
                     o.at));
   RETURN_IF_ERROR(adapt(before, start.step, &job, &start.manifest));
-  // A folder has the checkpoints of one run.
-  if (const std::string& folder = job.checkpoint().folder();
-      folder == before.checkpoint().folder() &&
-      !rundir::is_inside(run, rundir::checkpoints_path(run, folder)))
-    job.mutable_checkpoint()->clear_folder();
   ASSIGN_OR_RETURN(
       const std::string to,
       rundir::choose_run(fs::path(run).parent_path().string(), job.job().name(),
                          o.out, /*resume=*/false, unix_seconds()));
+  // A folder has the checkpoints of one run.
+  const auto folder_of = [](const std::string& of, const pb::Job& its) {
+    return fs::path(rundir::checkpoints_path(of, its.checkpoint().folder()))
+        .lexically_normal();
+  };
+  if (folder_of(to, job) == folder_of(run, before))
+    job.mutable_checkpoint()->set_folder("checkpoints");
   ASSIGN_OR_RETURN(const auto lock, rundir::RunLock::acquire(to));
   if (Status s = fill(*files, run, start, job, *lock, to); !s.ok()) {
     lock->remove_unstarted(*files);

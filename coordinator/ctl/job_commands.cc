@@ -125,6 +125,12 @@ void add_clean(CLI::App* app, int* code) {
     c->add_flag_function(
         flag, [given, flag = flag](int64_t) { given->emplace_back(flag); },
         help);
+  c->add_option_function<std::string>(
+      "--state-folder",
+      [given](const std::string& folder) {
+        given->insert(given->end(), {"--state-folder", folder});
+      },
+      "Where the workers keep their states, if not in /dev/shm");
   c->footer(R"(
 A run's states stay in shared memory for ten minutes after its last worker, so
 that it can be resumed from them. Workers remove older ones while they run.

@@ -102,6 +102,12 @@ Result<KeyDone> allow_key(const KeyOptions& o) {
   std::erase_if(keys, [&](const AllowedKey& k) {
     return k.public_key == key.public_key;
   });
+  // `revoke` takes names.
+  if (key.name == "coordinator" ||
+      std::any_of(keys.begin(), keys.end(),
+                  [&](const AllowedKey& k) { return k.name == key.name; }))
+    return already_exists(fmt::format(
+        "there is a key '{}' already; choose another name", key.name));
   keys.push_back(std::move(key));
   RETURN_IF_ERROR(rundir::write_allowed(*posix_file_system(), run, keys));
   return KeyDone{"allowed"};
@@ -152,7 +158,7 @@ Result<KeyDone> revoke_key(const KeyOptions& o) {
   ASSIGN_OR_RETURN(auto keys, rundir::read_allowed(run));
   ASSIGN_OR_RETURN(const AllowedKey gone, named(keys, o.name));
   std::erase_if(keys, [&](const AllowedKey& k) {
-    return k.public_key == gone.public_key;
+    return k.public_key == gone.public_key || k.name == gone.name;
   });
   const auto fs = posix_file_system();
   RETURN_IF_ERROR(rundir::write_allowed(*fs, run, keys));

@@ -22,9 +22,13 @@ constexpr double kHour = 3600, kDay = 24 * kHour;
 // fp32 weights and two moments.
 constexpr double kStateBytes = 12;
 
+// Restarts and lost steps take all of the time.
+constexpr double kNoProgress = 1e-6;
+
 struct Way {
   double goodput = 1;
   double train_s = 0;  // with what it loses
+  bool ends() const { return goodput > kNoProgress; }
 };
 
 struct Projection {
@@ -91,6 +95,9 @@ std::string duration(double s) {
 }
 
 Json way_json(const Projection& p, const Way& w, double devices) {
+  if (!w.ends())
+    return {
+        {"goodput", w.goodput}, {"days", nullptr}, {"device_hours", nullptr}};
   Json out{{"goodput", w.goodput},
            {"days", w.train_s / kDay},
            {"device_hours", w.train_s / kHour * devices}};
@@ -105,8 +112,10 @@ std::string ways_text(const Projection& p, double devices) {
       {"", "no failures", "recovery from memory", "checkpoint-restart"}};
   const Way ideal{1, p.steps_s};
   const auto add = [&](const char* what, const auto& text) {
-    rows.push_back(
-        {what, text(ideal), text(p.from_memory), text(p.from_checkpoints)});
+    std::vector<std::string> row{what};
+    for (const Way* w : {&ideal, &p.from_memory, &p.from_checkpoints})
+      row.push_back(w->ends() ? text(*w) : "never");
+    rows.push_back(std::move(row));
   };
   add("goodput",
       [](const Way& w) { return fmt::format("{:.2f} %", 100 * w.goodput); });

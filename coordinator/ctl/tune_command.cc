@@ -247,7 +247,8 @@ class Tuning {
     for (const char* s :
          {"train.eval_every=0", "train.eval_sequences=0", "train.log_every=1",
           "schedule.warmup_steps=0", "checkpoint.interval=0",
-          "profile.enable=false", "elastic.min_slots=1"})
+          "checkpoint.folder=checkpoints", "profile.enable=false",
+          "elastic.min_slots=1"})
       source.set.emplace_back(s);
     ASSIGN_OR_RETURN(const pb::Job job, rundir::load_resolved(source));
     const std::string file = run_dir + ".toml";

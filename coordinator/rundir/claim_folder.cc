@@ -1,6 +1,5 @@
 #include "coordinator/rundir/claim_folder.h"
 
-#include <fcntl.h>
 #include <fmt/format.h>
 #include <unistd.h>
 
@@ -22,14 +21,13 @@ Status claim_folder(const std::string& run, const std::string& folder,
   RETURN_IF_ERROR(fs->create_dirs(folder));
   const std::string path = path_join(folder, ".run");
   const std::string own = fmt::format("{:016x} {}\n", run_id, run);
-  const int fd =
-      ::open(path.c_str(), O_WRONLY | O_CREAT | O_EXCL | O_CLOEXEC, 0666);
-  if (fd >= 0) {
-    const bool written = ::write(fd, own.data(), own.size()) == std::ssize(own);
-    ::close(fd);
-    return written ? ok_status() : io_error(path + ": cannot be written");
-  }
-  if (errno != EEXIST) return errno_error(path, errno);
+  // Whole, and only if there is none.
+  const std::string fresh = fmt::format("{}.{:016x}", path, run_id);
+  RETURN_IF_ERROR(write_file_atomically(*fs, fresh, own));
+  const int err = ::link(fresh.c_str(), path.c_str()) == 0 ? 0 : errno;
+  RETURN_IF_ERROR(fs->remove(fresh));
+  if (err == 0) return ok_status();
+  if (err != EEXIST) return errno_error(path, err);
   ASSIGN_OR_RETURN(const std::string found, read_file(*fs, path, 1 << 16));
   std::istringstream in(found);
   uint64_t id = 0;
@@ -40,14 +38,14 @@ Status claim_folder(const std::string& run, const std::string& folder,
   const bool used = std::any_of(names.begin(), names.end(), [](const auto& n) {
     return n.starts_with("step-");
   });
-  // A start that failed, or one that died before it wrote this.
-  if (!used &&
-      (id == 0 || (run_id_of(*fs, other) != id && RunLock::holder(other) == 0)))
-    return write_file_atomically(*fs, path, own);
+  // A start that failed, whose run has another number now or none.
+  const bool gone = other == run || (run_id_of(*fs, other) != id &&
+                                     RunLock::holder(other) == 0);
+  if (id == 0 || (!used && gone)) return write_file_atomically(*fs, path, own);
   return invalid_argument(fmt::format(
       "checkpoint.folder: {} has the checkpoints of another run, {}; give each "
       "run a folder of its own, for example with --set checkpoint.folder=...",
-      folder, other.empty() ? "which is not known" : other));
+      folder, other));
 }
 
 }  // namespace remesh::rundir

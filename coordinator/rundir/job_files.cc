@@ -152,15 +152,14 @@ Result<pb::Job> resolve_text(const std::string& text, const std::string& path,
   return jobfile::resolve(loaded, info);
 }
 
-// The resolved job of a run directory; NotFound if it has none.
+}  // namespace
+
 Result<pb::Job> job_of_run(FileSystem& fs, const std::string& run) {
   const std::string path = job_path(run);
   ASSIGN_OR_RETURN(const std::string text,
                    remesh::read_file(fs, path, kMaxJobBytes));
   return resolve_text(text, path, run);
 }
-
-}  // namespace
 
 namespace {
 

@@ -34,6 +34,10 @@ Status choose_init(FileSystem& fs, pb::Job* job);
 // (huggingface/weight_source.h).
 Result<std::string> base_fingerprint(FileSystem& fs, const pb::Job& job);
 
+// The resolved job of a run directory, without a look at its data or model;
+// NotFound if it has none.
+Result<pb::Job> job_of_run(FileSystem& fs, const std::string& run);
+
 // Of the job's data set; "" if it is not on this host.
 std::string data_id_of(const pb::Job& job);
 

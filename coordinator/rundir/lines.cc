@@ -207,8 +207,8 @@ std::string metrics_line(const pb::StepMetrics& m) {
   std::string out = "{" + members(m, kAllDigits);
   // Redundant, for the convenience of readers.
   if (m.gemm_flops_per_s() > 0)
-    out += fmt::format(R"(,"gemm_efficiency":{:.17g})",
-                       m.flops_per_s() / m.gemm_flops_per_s());
+    out += R"(,"gemm_efficiency":)" +
+           number_text(m.flops_per_s() / m.gemm_flops_per_s(), kAllDigits);
   return out + "}";
 }
 

@@ -19,6 +19,9 @@ namespace {
 
 constexpr double kLookEveryS = 0.5;
 constexpr size_t kMaxMembers = 65'536;
+constexpr size_t kManyMembers = 1024;
+constexpr double kForgottenAfterS = 600;
+constexpr double kClockJumpsS = 30;
 constexpr size_t kMostName = 64;         // characters of what others sent
 constexpr int64_t kClocksDifferS = 600;  // at most, of two hosts
 
@@ -136,9 +139,27 @@ Status Door::take(const Files& files) {
   return ok_status();
 }
 
+// Each life of a worker with a job secret makes a key. Those of the dead are
+// forgotten when there are many; a worker that returns after so long joins
+// again.
+bool Door::forget_joined(double unix_s) {
+  // The clock was set, or this process was stopped: all have their time again.
+  const bool jumped =
+      std::abs(unix_s - std::exchange(refreshed_s_, unix_s)) > kClockJumpsS;
+  for (auto& [key, m] : members_)
+    if (std::exchange(m.seen, false) || jumped) m.seen_s = unix_s;
+  if (members_.size() < kManyMembers) return false;
+  return std::erase_if(members_, [&](const auto& entry) {
+           const Member& m = entry.second;
+           return !m.joined_by.empty() &&
+                  (unix_s - m.seen_s > kForgottenAfterS || !good(m, unix_s));
+         }) > 0;
+}
+
 std::vector<std::string> Door::refresh(double unix_s) {
   if (no_auth()) return {};
   bool changed = unix_s >= next_expiry_s_;
+  changed = forget_joined(unix_s) || changed;
   if (look_ && look_->done) {
     const auto found = std::exchange(look_, nullptr);
     ++looks_;
@@ -248,6 +269,7 @@ std::string Door::why_refused(const std::string& key,
   const Member* m = find(key);
   if (m == nullptr || good_.count(key) == 0)
     return "this key is not allowed: " + key;
+  m->seen = true;
   if (!may_say(m->key.role, e))
     return fmt::format("the key \"{}\" has the role {}, which may not {}",
                        m->key.name, m->key.role,

@@ -75,6 +75,9 @@ class Door {
   struct Member {
     rundir::AllowedKey key;
     std::string joined_by;  // join key, of a member admitted by a ticket
+    // Since seen_s was set; of those that joined.
+    mutable bool seen = true;
+    double seen_s = 0;
   };
   explicit Door(Options options) : options_(std::move(options)) {}
   struct Files {
@@ -84,6 +87,7 @@ class Door {
   };
   static Files look(const std::string& run, const std::string& stamp);
   Status take(const Files& files);
+  bool forget_joined(double unix_s);
   bool good(const Member& member, double unix_s) const;
   const Member* find(const std::string& key) const;
   std::vector<std::string> publish(double unix_s);
@@ -101,6 +105,7 @@ class Door {
   std::map<std::string, Member> members_;  // by public key
   std::set<std::string> good_;             // those that are allowed now
   double looked_s_ = 0;
+  double refreshed_s_ = 0;
   double next_expiry_s_ = 0;
   double told_s_ = 0;
 };

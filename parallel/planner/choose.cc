@@ -82,8 +82,7 @@ Status too_few(const PlacementRequest& q, int64_t offered) {
 // Whether a mesh that the job admits has the memory it needs.
 Status fits(const PlacementRequest& q, const Layout& l) {
   if (!q.shape) return ok_status();
-  const auto have =
-      static_cast<uint64_t>(rank_machine(q, l.world()).memory_bytes);
+  const auto have = static_cast<uint64_t>(rank_memory(q, l));
   if (have == 0) return ok_status();
   const uint64_t need = predict_worst_memory(*q.shape, l).total();
   if (need <= have) return ok_status();

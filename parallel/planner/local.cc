@@ -2,8 +2,10 @@
 
 #include <algorithm>
 #include <cmath>
+#include <limits>
 #include <map>
 #include <string>
+#include <vector>
 
 #include "parallel/planner/seating.h"
 
@@ -43,43 +45,46 @@ Execution engine_execution(const JobShape& s) {
 
 namespace {
 
-// By host, the ranks there in a mesh of that size. Which hosts those are does
-// not depend on the degrees, or hardly.
-std::map<std::string, int64_t> ranks_of_hosts(const PlacementRequest& q,
-                                              int64_t world) {
-  std::map<std::string, int64_t> ranks, slots;
-  int64_t offered = 0;
-  for (const WorkerSlots& w : q.workers) {
-    offered += w.slots;
-    slots[w.host] += w.slots;
-  }
-  if (world >= offered) {
-    for (const auto& [host, n] : slots)
-      if (n > 0) ranks[host] = std::min(n, world);
-    return ranks;
-  }
-  std::map<std::string, std::string> host_of;
-  for (const WorkerSlots& w : q.workers) host_of[w.worker] = w.host;
-  for (const RankPlace& p : seat_ranks(q, {.dp = static_cast<int>(world)}))
-    ++ranks[host_of[p.worker]];
-  return ranks;
-}
+// A host as a mesh sees it.
+struct Host {
+  std::string name;
+  int first = std::numeric_limits<int>::max();  // of its previous ranks
+  int64_t slots = 0;
+  int cores = 0;
+  uint64_t memory = 0;
+  const Machine* slowest = nullptr;  // of its cores
+  double link = 0;
+};
 
-// All wait for the slowest; so they do for the slowest link.
-Machine slowest_core(const PlacementRequest& q,
-                     const std::map<std::string, int64_t>& ranks) {
-  const Machine* slowest = nullptr;
-  double network = 0;  // of a host
-  for (const WorkerSlots& w : q.workers) {
-    if (!ranks.contains(w.host)) continue;
-    const Machine& m = w.core ? *w.core : q.core;
-    if (slowest == nullptr || m.fp32_flops < slowest->fp32_flops) slowest = &m;
-    const double link = m.network_bytes_per_s * m.node_devices;
-    network = network == 0 ? link : std::min(network, link);
+// In the order in which seat_ranks() takes them: as in the previous mesh, new
+// ones by name.
+std::vector<Host> host_order(const PlacementRequest& q) {
+  std::map<std::string, int> first;  // previous rank, by worker
+  for (const RankPlace& p : q.previous) {
+    const auto [it, fresh] = first.emplace(p.worker, p.rank);
+    if (!fresh) it->second = std::min(it->second, p.rank);
   }
-  Machine out = slowest != nullptr ? *slowest : q.core;
-  if (q.link_bytes_per_s > 0) network = q.link_bytes_per_s;
-  if (network > 0) out.network_bytes_per_s = network / out.node_devices;
+  std::map<std::string, Host> by_name;
+  for (const WorkerSlots& w : q.workers) {
+    Host& h = by_name[w.host];
+    h.name = w.host;
+    if (const auto it = first.find(w.worker); it != first.end())
+      h.first = std::min(h.first, it->second);
+    h.slots += w.slots;
+    h.cores = std::max(h.cores, w.cores);
+    h.memory = std::max(h.memory, w.memory_bytes);
+    const Machine& m = w.core ? *w.core : q.core;
+    if (h.slowest == nullptr || m.fp32_flops < h.slowest->fp32_flops)
+      h.slowest = &m;
+    const double link = m.network_bytes_per_s * m.node_devices;
+    h.link = h.link == 0 ? link : std::min(h.link, link);
+  }
+  std::vector<Host> out;
+  for (auto& [name, h] : by_name)
+    if (h.slots > 0) out.push_back(std::move(h));
+  std::stable_sort(out.begin(), out.end(), [](const Host& a, const Host& b) {
+    return a.first < b.first;
+  });
   return out;
 }
 
@@ -94,29 +99,28 @@ void scale_rates(double by, Machine* m) {
 }  // namespace
 
 Machine rank_machine(const PlacementRequest& q, int64_t world) {
-  struct Host {
-    int cores = 0;
-    uint64_t memory = 0;
-  };
-  std::map<std::string, Host> hosts;
-  for (const WorkerSlots& w : q.workers) {
-    Host& h = hosts[w.host];
-    h.cores = std::max(h.cores, w.cores);
-    h.memory = std::max(h.memory, w.memory_bytes);
-  }
-  const std::map<std::string, int64_t> ranks_there = ranks_of_hosts(q, world);
-  int64_t per_host = 1;
-  double cores = 0, memory = 0;
-  for (const auto& [name, ranks] : ranks_there) {
-    const Host& h = hosts[name];
+  // The hosts that a mesh of that size fills. All wait for the slowest; so they
+  // do for the slowest link.
+  const Machine* slowest = nullptr;
+  int64_t per_host = 1, left = world;
+  double cores = 0, memory = 0, network = 0;
+  for (const Host& h : host_order(q)) {
+    if (left <= 0) break;
+    const int64_t ranks = std::min(h.slots, left);
+    left -= ranks;
     per_host = std::max(per_host, ranks);
     cores += h.cores;
+    if (slowest == nullptr || h.slowest->fp32_flops < slowest->fp32_flops)
+      slowest = h.slowest;
+    network = network == 0 ? h.link : std::min(network, h.link);
     if (h.memory == 0) continue;
     const double share =
         static_cast<double>(h.memory) / static_cast<double>(ranks);
     memory = memory == 0 ? share : std::min(memory, share);
   }
-  Machine m = slowest_core(q, ranks_there);
+  Machine m = slowest != nullptr ? *slowest : q.core;
+  if (q.link_bytes_per_s > 0) network = q.link_bytes_per_s;
+  if (network > 0) m.network_bytes_per_s = network / m.node_devices;
   const double share = cores > 0 ? cores / static_cast<double>(world) : 1;
   scale_rates(share, &m);
   m.memory_bytes = memory;
@@ -124,6 +128,23 @@ Machine rank_machine(const PlacementRequest& q, int64_t world) {
       static_cast<double>(m.node_devices) / static_cast<double>(per_host);
   m.node_devices = static_cast<int>(per_host);
   return m;
+}
+
+double rank_memory(const PlacementRequest& q, const geometry::Layout& l) {
+  std::map<std::string, std::string> host_of;
+  std::map<std::string, uint64_t> memory;
+  for (const WorkerSlots& w : q.workers) {
+    host_of[w.worker] = w.host;
+    memory[w.host] = std::max(memory[w.host], w.memory_bytes);
+  }
+  std::map<std::string, double> ranks;
+  for (const RankPlace& p : seat_ranks(q, l)) ++ranks[host_of[p.worker]];
+  double least = 0;
+  for (const auto& [host, n] : ranks) {
+    const double share = static_cast<double>(memory[host]) / n;
+    if (share > 0) least = least == 0 ? share : std::min(least, share);
+  }
+  return least;
 }
 
 namespace {

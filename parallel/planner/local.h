@@ -11,11 +11,17 @@ namespace remesh::planner {
 // How worker/engine computes and communicates.
 Execution engine_execution(const JobShape& shape);
 
-// A rank of a mesh of `world` ranks that are spread over the request's hosts as
-// evenly as their slots are. Rates are those of its share of the cores; the
-// ranks of a host share its link to the network. memory_bytes: its share of the
-// smallest host; 0 if unknown.
+// A rank of a mesh of `world` ranks that fill the request's hosts in the order
+// of seat_ranks(). Rates are those of its share of the cores of these hosts;
+// the ranks of a host share its link to the network. memory_bytes: the smallest
+// share of a host's memory, 0 if unknown; tensor groups may be seated
+// differently (rank_memory()).
 Machine rank_machine(const PlacementRequest& request, int64_t world);
+
+// The smallest share of a host's memory that a rank of this mesh has; 0 if
+// unknown.
+double rank_memory(const PlacementRequest& request,
+                   const geometry::Layout& layout);
 
 // The shares of the microbatches that data-parallel ranks on those places get;
 // even without request.by_speed, a shape, or a measured core of every host.

@@ -51,6 +51,8 @@ Status check_request(const SearchRequest& q) {
   return ok_status();
 }
 
+constexpr int64_t kMostContext = 1024;
+
 // A plan without what follows from it.
 struct Candidate {
   double bound_s = 0;
@@ -70,6 +72,7 @@ class Search {
     RETURN_IF_ERROR(check_request(q_));
     enumerate();
     if (out_.meshes == 0) return none_admissible();
+    if (out_.considered == 0) return none_searched();
     if (found_.empty()) return none_fits();
     rank();
     return std::move(out_);
@@ -79,8 +82,46 @@ class Search {
   Status none_admissible() const {
     return invalid_argument(fmt::format(
         "no mesh of {} can train the model: {}", plural(q_.devices, "device"),
-        refused_.ok() ? "no product of the given degrees is that number"
-                      : refused_.message()));
+        refused_.ok() ? beyond_the_search() : refused_.message()));
+  }
+  // Why no product of the given degrees was tried.
+  std::string beyond_the_search() const {
+    const Degrees& d = q_.limits.degrees;
+    if (d.tp > most_tensor())
+      return fmt::format(
+          "tp {}: a node has {}; more only with --tp-across-nodes, up to the "
+          "{} "
+          "heads",
+          d.tp, plural(q_.machine.node_devices, "device"), q_.model.n_heads);
+    if (d.pp > q_.model.n_layers)
+      return fmt::format("pp {}: the model has {}", d.pp,
+                         plural(q_.model.n_layers, "layer"));
+    if (d.cp > kMostContext)
+      return fmt::format("cp {}: at most {}", d.cp, kMostContext);
+    return "no product of the given degrees is that number";
+  }
+  // The options rule out every plan of the meshes.
+  Status none_searched() const {
+    const PlanLimits& lim = q_.limits;
+    std::string why = "no plan has all of the given options";
+    if (lim.B > 0 && q_.global_batch % lim.B != 0)
+      why = fmt::format(
+          "a micro-batch of {} must divide the {} sequences of a "
+          "step",
+          lim.B, q_.global_batch);
+    else if (lim.zero_stage > 1)
+      why = fmt::format(
+          "ZeRO stage {} is searched without a pipeline only; with one, 0 and "
+          "1",
+          lim.zero_stage);
+    else if (lim.schedule == ScheduleKind::kInterleaved1F1B)
+      why = fmt::format(
+          "an interleaved pipeline needs two chunks of layers a stage: pp of "
+          "at "
+          "most {} for {} layers",
+          q_.model.n_layers / 2, q_.model.n_layers);
+    return invalid_argument(fmt::format("no mesh of {} can be planned: {}",
+                                        plural(q_.devices, "device"), why));
   }
   Status none_fits() const {
     return exhausted(fmt::format(
@@ -90,6 +131,10 @@ class Search {
         usable() / kGB, q_.machine.memory_bytes / kGB));
   }
   double usable() const { return kUsable * q_.machine.memory_bytes; }
+  int64_t most_tensor() const {
+    return q_.limits.tensor_across_nodes ? q_.model.n_heads
+                                         : int64_t{q_.machine.node_devices};
+  }
 
   // Divisors of n up to `most`, or the given degree.
   static std::vector<int> degrees(int given, int64_t n, int64_t most) {
@@ -102,11 +147,7 @@ class Search {
 
   void enumerate() {
     const PlanLimits& lim = q_.limits;
-    const auto node = q_.machine.node_devices;
-    const int64_t most_tp =
-        lim.tensor_across_nodes ? q_.model.n_heads : int64_t{node};
-    constexpr int64_t kMostContext = 1024;
-    for (const int tp : degrees(lim.degrees.tp, q_.devices, most_tp))
+    for (const int tp : degrees(lim.degrees.tp, q_.devices, most_tensor()))
       for (const int cp :
            degrees(lim.degrees.cp, q_.devices / tp, kMostContext)) {
         parts_.clear();

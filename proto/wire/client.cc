@@ -137,8 +137,10 @@ class ClientImpl : public Client {
   }
 
   void reconnect() {
-    if (std::exchange(try_other_key_, false))
+    if (std::exchange(try_other_key_, false)) {
       std::swap(keys_->server, next_server_);
+      has_next_ = !has_next_;
+    }
     // Without linger: the attempts with the old key would continue while
     // messages wait for them. The connection of a refused key may be gone
     // already.
@@ -174,6 +176,8 @@ class ClientImpl : public Client {
       case ZMQ_EVENT_HANDSHAKE_SUCCEEDED:
         retry_at_ms_ = -1;
         try_other_key_ = false;
+        // The coordinator has the new key: the old one may be anybody's.
+        if (std::exchange(has_next_, false)) next_server_.clear();
         if (joining_) return;
         connected_ = true;
         closed_ = 0;
@@ -225,6 +229,7 @@ class ClientImpl : public Client {
     if (note["note"] == "next_server" && valid_key(note["public"])) {
       if (keys_ && note["public"] != keys_->server)
         next_server_ = note["public"];
+      has_next_ = false;
     } else if (joining_ && note["note"] == "admitted") {
       joining_ = false;
       reconnect();
@@ -237,6 +242,7 @@ class ClientImpl : public Client {
   bool joining_;  // presenting a ticket
   std::string next_server_;
   bool try_other_key_ = false;
+  bool has_next_ = false;  // keys_->server is the announced key
   bool connected_ = false;
   int closed_ = 0;  // connections by the server, since the last that succeeded
   zmq::context_t context_;

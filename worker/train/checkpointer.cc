@@ -228,9 +228,12 @@ void Checkpointer::start_copy_and_write(const RankState& state) {
     copied_ = state;
   }
   start_job([this, state] {
-    Status written = copy_and_write(state);
-    end_copy();  // no-op unless it failed early
-    return written;
+    // Whatever happens: an update would wait for the copy.
+    struct Guard {
+      Checkpointer* owner;
+      ~Guard() { owner->end_copy(); }
+    } const guard{this};
+    return copy_and_write(state);
   });
 }
 

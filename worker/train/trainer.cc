@@ -24,13 +24,13 @@ Status Trainer::run() {
   RETURN_IF_ERROR(start());
   RETURN_IF_ERROR(restore());
   RETURN_IF_ERROR(train());
-  board_.set_phase(RankPhase::kStopping);
   checkpointer_.reset();
   if (sweeper_.joinable()) sweeper_.join();
   replication_.reset();
   engine_.reset();
   mesh_.reset();
   world_.reset();
+  board_.set_phase(RankPhase::kStopping);  // waits for others from now on
   mpi_->finalize();
   board_.set_phase(RankPhase::kEnded);
   return ok_status();

@@ -188,6 +188,21 @@ TEST_F(StatesTest, FoldersOfOtherProgramsAreLeftAlone) {
     EXPECT_TRUE(fs::exists(root() + "/" + path)) << path;
 }
 
+// Anybody may make any name in /dev/shm.
+TEST_F(StatesTest, ALinkInsteadOfItsSharedFolderIsNotFollowed) {
+  fs::create_directories(dir_ / "home/work");
+  fs::create_directories(root() + "/dead");
+  std::ofstream(root() + "/dead/lock") << "1 1";
+  const std::string shared = shared_root_of(root() + "/dead");
+  fs::create_directory_symlink(dir_ / "home", shared);
+  open("dead").reset();
+  open("a").reset();
+  EXPECT_TRUE(fs::exists(dir_ / "home/work"));
+  for (const auto& folder : memory::state_folders(memory::kSharedMemory))
+    EXPECT_NE(folder, shared + "/state");
+  fs::remove(shared);
+}
+
 TEST_F(StatesTest, StatesOfALiveWorkerAreNotTouchedByOthers) {
   auto a = open("a");
   auto b = open("dead");  // not yet

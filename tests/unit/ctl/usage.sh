@@ -140,6 +140,14 @@ expect 2 "requires --cluster" "$bin/remesh" plan job.toml --gpus 8
 expect 5 "no such file" "$bin/remesh" plan --model other.json $on 8
 expect 3 "fits into no mesh of 8" "$bin/remesh" plan --model llama3-405b $on 8
 expect 2 "1f1b" "$bin/remesh" plan --model llama3-8b $on 8 --schedule fifo
+expect 0 "never" "$bin/remesh" plan project --model llama3-8b --cluster h100 \
+  --gpus 4096 --tokens 1e12 --mtbf-hours 1
+expect 2 "a micro-batch of 3 must divide the 512 sequences" "$bin/remesh" plan \
+  --model llama3-70b --cluster h100 --gpus 64 --micro-batch 3
+expect 2 "with one, 0 and 1" "$bin/remesh" plan --model llama3-70b \
+  --cluster h100 --gpus 64 --zero 2 --explain dp4,pp2,tp8
+expect 2 "tp 16: a node has 8 devices" "$bin/remesh" plan --model llama3-70b \
+  --cluster h100 --gpus 64 --explain dp4,tp16
 expect 2 "--set model.dim=8: changes a job file" "$bin/remesh" plan \
   --model llama3-8b $on 8 --set model.dim=8
 echo '{"model_type": "llama"}' >config.json
@@ -181,6 +189,7 @@ expect 0 '  "schema": 1,
   "tokens": ' "$bin/remesh" eval "$model" --text job.toml --json
 expect 0 '  "schema": 1,
   "states": [' "$bin/remesh" clean --dry-run --json
+expect 5 "/nowhere: no such folder" "$bin/remesh" clean --state-folder /nowhere
 mkdir -p prefix/bin prefix/share
 ln "$bin/remesh" prefix/bin/ 2>/dev/null || cp "$bin/remesh" prefix/bin/
 expect 5 "share/remesh/clusters" prefix/bin/remesh plan --model llama3-8b $on 8

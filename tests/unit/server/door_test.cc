@@ -204,6 +204,29 @@ TEST_F(DoorTest, AListThatCannotBeReadChangesNothing) {
   EXPECT_FALSE(again.ok());
 }
 
+// Workers that crash again and again make keys without end.
+TEST_F(DoorTest, KeysOfWorkersThatAreLongGoneAreForgotten) {
+  const std::string join = allow("join", "batch");
+  const auto now = static_cast<double>(time(nullptr));
+  open(now);
+  std::vector<std::string> keys;
+  for (int i = 0; i < 1100; ++i) {
+    keys.push_back(ticket("node1").public_key);
+    wire::Ticket t = ticket("node1");
+    t.public_key = keys.back();
+    ASSERT_TRUE(enrol(join, t).ok()) << i;
+  }
+  EXPECT_TRUE(refresh(now + 1).empty());
+  EXPECT_TRUE(refresh(now + 100'000).empty()) << "the clock was set";
+  const double later = now + 100'000;
+  for (int s = 20; s <= 580; s += 20) EXPECT_TRUE(refresh(later + s).empty());
+  EXPECT_EQ(door_->why_refused(keys[7], report_of("node1")), "");
+  EXPECT_TRUE(refresh(later + 600).empty());
+  EXPECT_EQ(refresh(later + 620).size(), 1099U);
+  EXPECT_EQ(door_->why_refused(keys[7], report_of("node1")), "");
+  EXPECT_NE(door_->why_refused(keys[8], report_of("node1")), "");
+}
+
 TEST_F(DoorTest, OnlyAGoodTicketAdmitsAWorker) {
   const std::string join = allow("join", "batch", "node*");
   const std::string worker = allow("worker", "a");

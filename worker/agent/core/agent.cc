@@ -59,7 +59,7 @@ void Agent::handle(const Tick& e) {
   if (leaving_) leave_alone();
   // The host was paused: nobody could be heard meanwhile.
   if (const int64_t gap = now_ms_ - ticked_ms_;
-      ticked_ms_ >= 0 && gap > kPausedMs) {
+      ticked_ms_ >= 0 && gap > std::max(kPausedMs, 3 * report_every_ms_)) {
     if (directive_ms_ >= 0)
       directive_ms_ = std::min(now_ms_, directive_ms_ + gap);
     progress_ms_ = std::min(now_ms_, progress_ms_ + gap);

@@ -3,7 +3,9 @@
 
 #include <CLI/CLI.hpp>
 #include <cstdio>
+#include <filesystem>
 #include <string>
+#include <system_error>
 
 #include "checkpoint/memory/state_info.h"
 #include "proto/base/exit_code.h"
@@ -118,10 +120,17 @@ void add_clean_options(CLI::App& app, CleanOptions* o) {
   app.add_flag("--json", o->json, "With --clean: print JSON");
 }
 
-int clean(const CleanOptions& o) {
+int clean(const CleanOptions& o, const std::string& state_folder) {
+  const std::string shared =
+      state_folder.empty() ? kSharedMemory : state_folder;
+  if (std::error_code error; !std::filesystem::is_directory(shared, error)) {
+    fmt::print(stderr, "remesh-worker: --state-folder {}: no such folder\n",
+               shared);
+    return kExitNotFound;
+  }
   std::string rows;
   auto states = nlohmann::ordered_json::array();
-  for (const Leftover& l : clean_host(o.all, o.dry_run)) {
+  for (const Leftover& l : clean_host(o.all, o.dry_run, shared)) {
     const int64_t left_s = memory::kStateKeptS - l.age_s;
     const std::string state = l.removed ? "removed"
                               : l.alive ? "in use"
@@ -162,7 +171,7 @@ int worker_main(int argc, char** argv) {
   } catch (const CLI::ParseError& e) {
     return app.exit(e) == 0 ? 0 : kExitUsage;
   }
-  if (cleaning.clean) return clean(cleaning);
+  if (cleaning.clean) return clean(cleaning, options.state_folder);
   if (options.connect.empty())
     return fail(kExitUsage, "--connect is required; see remesh-worker --help");
   for (const auto& [key, name] : {std::pair{"--name", options.name},

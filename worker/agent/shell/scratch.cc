@@ -100,6 +100,7 @@ std::string owner_file(const std::string& shared_root) {
 // Removes all shared memory of the worker but committed states.
 uint64_t clean_shared(const std::string& folder, const std::string& shared) {
   const std::string root = shared_root_of(folder, shared);
+  if (!memory::is_private_folder(root)) return 0;
   const std::string states = state_folder_of(folder, shared);
   remove_unfinished_states(states);
   const bool keep = has_states(states);
@@ -148,10 +149,7 @@ void remove_cleaned(const std::string& folder, const std::string& shared) {
 // Whether a worker of this user made the folder: other programs have files of
 // that name as well, and `root` may be a folder that others write to.
 bool is_of_worker(const std::string& folder) {
-  struct stat st {};
-  if (lstat(folder.c_str(), &st) != 0 || !S_ISDIR(st.st_mode) ||
-      st.st_uid != geteuid() || (st.st_mode & (S_IWGRP | S_IWOTH)) != 0)
-    return false;
+  if (!memory::is_private_folder(folder)) return false;
   std::ifstream in(folder + "/lock");
   int64_t pid = 0;
   uint64_t incarnation = 0;
@@ -199,7 +197,8 @@ std::string owner_of(const std::string& state_folder) {
 // Whether the lock of that worker is held. An unknown one may live.
 bool may_live(const std::string& owner) {
   if (owner.empty()) return true;
-  const int fd = open((owner + "/lock").c_str(), O_RDONLY | O_CLOEXEC);
+  const int fd = open((owner + "/lock").c_str(),
+                      O_RDONLY | O_CLOEXEC | O_NOFOLLOW | O_NONBLOCK);
   if (fd < 0) return errno != ENOENT && errno != ENOTDIR;
   const bool held = flock(fd, LOCK_SH | LOCK_NB) != 0;
   close(fd);
