@@ -6,6 +6,7 @@
 #   tests/run.sh asan-e2e         the end-to-end tests under AddressSanitizer+UBSan
 #   tests/run.sh release -R sim   further arguments go to ctest
 set -euo pipefail
+umask 022  # folders that others may write to are refused
 cd "$(dirname "$0")/.."
 preset=${1:-release}
 [ $# -gt 0 ] && shift

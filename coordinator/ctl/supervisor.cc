@@ -34,7 +34,7 @@ void Supervisor::handle(const Tick& e) {
     act(Greet{});
     for (int i = 1; i <= options_.local_workers; ++i)
       if (!running_.contains(i)) start_worker(i);
-  } else if (stage_ == Stage::kRunning && following_ &&
+  } else if (stage_ < Stage::kLeaving && following_ &&
              e.outcome != pb::JobStatus::UNKNOWN) {
     code_ = e.outcome == pb::JobStatus::FAILED ? kExitFailed : kExitOk;
     leave();

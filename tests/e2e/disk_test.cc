@@ -116,8 +116,8 @@ TEST_F(DiskTest, AFullDiskAtTheEndMakesTheJobWait) {
                                         {"parallel.zero_stage", "1"},
                                         {"elastic.replicate_every", "7"}});
   if (disk == nullptr) GTEST_SKIP() << "needs mount";
-  start_services(2, 12);
   disk->fill(64 << 10);
+  start_services(2, 12);
   ASSERT_TRUE(c().wait_for_event("waiting_for_room", 4, 60'000));
   EXPECT_EQ(c().events_named("job_failed").size(), 0U);
   disk->free();
@@ -286,12 +286,12 @@ TEST_F(DiskTest, ACoordinatorWithoutDiskSpaceCanBeRestartedLater) {
 
 // The same with the run directory on that disk, and Ctrl-C.
 TEST_F(DiskTest, AFullRunDirectoryDeclinesAnInterrupt) {
-  make(endless());
+  make(endless({{"elastic.min_slots", "2"}}));
   const testing::SmallDisk disk(c().run_dir(), 24 << 20);
   if (!disk.mounted()) GTEST_SKIP() << "needs mount";
   c().start_run(2);
   ASSERT_TRUE(c().wait_for_step(12));
-  disk.fill(64 << 10);
+  disk.fill(512 << 10);
   c().run().kill(SIGINT);
   ASSERT_TRUE(c().wait_for_event("stop_declined"));
   const Json declined = c().events_named("stop_declined").front();

@@ -135,7 +135,7 @@ TEST_F(FaultTest, AKilledRankLeavesAFlightRecord) {
                              /*allow_exceptions=*/false);
         return flight.is_object();
       },
-      5000))
+      60'000))
       << path;
   EXPECT_EQ(flight["otherData"]["rank"], 1);
   EXPECT_EQ(flight["otherData"]["ended"], "signal 9 (SIGKILL)");
@@ -154,7 +154,7 @@ TEST_F(FaultTest, AKilledRankLeavesAFlightRecord) {
   // The other rank was killed by its worker, and its log says so.
   const std::string peer = path.substr(0, path.find("-rank-")) + "-rank-0.json";
   ASSERT_TRUE(testing::wait_until(
-      [&] { return !testing::read_whole(peer).empty(); }, 5000));
+      [&] { return !testing::read_whole(peer).empty(); }, 60'000));
   EXPECT_EQ(Json::parse(testing::read_whole(peer))["otherData"]["ended"],
             "signal 9 (SIGKILL) by its worker");
   stop_in_order();
@@ -162,7 +162,7 @@ TEST_F(FaultTest, AKilledRankLeavesAFlightRecord) {
 
 // Its peers wait for it in some group; the stopped rank waits for no one.
 TEST_F(FaultTest, AStoppedRankOfAMeshIsNamedNotItsPeers) {
-  make(endless({{"elastic.hang_after_s", "3"}, {"train.dtype", "\"fp32\""}}));
+  make(endless({{"elastic.hang_after_s", "6"}, {"train.dtype", "\"fp32\""}}));
   c().start_coordinator();
   for (const char* name : {"w1", "w2"})
     c().start_worker({.name = name, .slots = 2});
@@ -223,7 +223,7 @@ TEST_F(FaultTest, TheOthersContinueWithoutAKilledWorker) {
 }
 
 TEST_F(FaultTest, KillingTheCoordinatorOfRemeshRunLosesNoStep) {
-  make(endless());
+  make(endless({{"elastic.min_slots", "2"}}));
   c().start_run(2);
   ASSERT_TRUE(c().wait_for_step(10));
   const auto before = c().rank_pids(2);
@@ -253,7 +253,7 @@ TEST_F(FaultTest, ARestartedCoordinatorServiceAdoptsItsRanks) {
   ASSERT_EQ(before.size(), 2U);
   c().coordinator().kill(SIGKILL);
   ASSERT_TRUE(c().coordinator().wait_ms(kEndMs));
-  EXPECT_TRUE(c().status().is_null());
+  EXPECT_TRUE(c().status(/*tries=*/1).is_null());
   testing::sleep_ms(4500);  // longer than dead_after_ms: no effect
   const int64_t at = c().last_step();
   c().start_coordinator();

@@ -100,7 +100,7 @@ TEST_F(MeshTest, AllRanksUseFp32IfOneProcessorHasNoBf16) {
 
 // The first worker of a host measures it, and the others take what it found.
 TEST_F(MeshTest, AutomaticDegreesFollowTheMeasurementsOfWorkers) {
-  make({{"train.steps", "6"},
+  make({{"train.steps", "200"},
         {"parallel.tensor_parallel_degree", "-1"},
         {"parallel.pipeline_parallel_degree", "-1"}});
   const auto described = [&] {

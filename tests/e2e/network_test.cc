@@ -80,7 +80,7 @@ void NetworkTest::stop(const std::vector<std::string>& options) {
 }
 
 TEST_F(NetworkTest, MachinesWithOneHostNameAreSeparateHosts) {
-  make({{"train.steps", "20"}, {"elastic.min_slots", "2"}});
+  make(endless({{"elastic.min_slots", "2"}}));
   start_coordinator();
   start_worker_of_node(1);
   start_worker_of_node(2);
@@ -92,8 +92,8 @@ TEST_F(NetworkTest, MachinesWithOneHostNameAreSeparateHosts) {
   const Json status = Json::parse(testing::run_program(argv).output);
   for (const Json& w : status["workers"]) hosts.insert(w["host"]);
   EXPECT_EQ(hosts.size(), 2U);
-  expect_exit(c().coordinator(), 0, 60'000);
-  expect_sequence(20);
+  stop();
+  expect_sequence(c().last_step());
   for (const char* w : {"w1", "w2"}) EXPECT_TRUE(c().worker(w).wait_ms(kEndMs));
 }
 
@@ -161,6 +161,7 @@ TEST_F(NetworkTest, TheMeshFollowsTheLinkBetweenHosts) {
   ASSERT_TRUE(c().wait_for_event("training")) << c().describe();
   const Json last = c().events_named("mesh").back();
   EXPECT_EQ(last["mesh"]["pp"], 2) << last;
+  ASSERT_FALSE(c().events_named("generation_ended").empty());
   const Json end = c().events_named("generation_ended")[0];
   EXPECT_EQ(end.value("detail", "").find("faster: "), 0U) << end;
   network_->heal();
@@ -172,7 +173,7 @@ TEST_F(NetworkTest, TheMeshFollowsTheLinkBetweenHosts) {
 // The first hang may be a message that was lost. After more of them a mesh is
 // found that does without one of the two, and no step is lost.
 TEST_F(NetworkTest, ABrokenLinkBetweenTwoHostsIsFoundAndAvoided) {
-  make(endless({{"checkpoint.interval", "0"}, {"elastic.hang_after_s", "2"}}));
+  make(endless({{"checkpoint.interval", "0"}, {"elastic.hang_after_s", "5"}}));
   start_coordinator();
   for (const int host : {0, 1, 2}) start_worker(host);
   ASSERT_TRUE(c().wait_for_dp(3));
@@ -203,15 +204,12 @@ TEST_F(NetworkTest, ABrokenLinkBetweenTwoHostsIsFoundAndAvoided) {
 // ranks train meanwhile, and it takes them up again as they are.
 TEST_F(NetworkTest, ACoordinatorThatWasCutOffKeepsTheGeneration) {
   make(
-      endless({{"elastic.min_slots", "2"}, {"elastic.dead_after_ms", "3000"}}));
+      endless({{"elastic.min_slots", "2"}, {"elastic.dead_after_ms", "6000"}}));
   start_coordinator();
   start_worker(1);
   start_worker(2);
   ASSERT_TRUE(c().wait_for_dp(2));
-  for (const int host : {1, 2}) {
-    ASSERT_TRUE(network_->set_loss(0, host, 1).ok());
-    ASSERT_TRUE(network_->set_loss(host, 0, 1).ok());
-  }
+  ASSERT_TRUE(network_->cut_off(0).ok());
   ASSERT_TRUE(c().wait_for_event("coordinator_cut_off"));
   const int64_t at = c().last_step();
   network_->heal();
@@ -238,7 +236,7 @@ TEST_F(NetworkTest, TrainsToTheEndOverTwoHosts) {
 
 TEST_F(NetworkTest, SurvivesAKilledRankAndAHostThatIsCutOff) {
   make(endless(
-      {{"checkpoint.interval", "5"}, {"elastic.dead_after_ms", "3000"}}));
+      {{"checkpoint.interval", "5"}, {"elastic.dead_after_ms", "6000"}}));
   start_coordinator();
   start_worker(1);
   start_worker(2);
@@ -309,7 +307,7 @@ class WireGuardTest : public NetworkTest {
 
 // Of a peer that it connects to.
 constexpr const char* kReadOneByte = R"(import socket, sys
-s = socket.create_connection((sys.argv[1], sys.argv[2]), 9)
+s = socket.create_connection((sys.argv[1], sys.argv[2]), 60)
 try:
   print('read', s.recv(1))
 except ConnectionResetError:

@@ -167,7 +167,7 @@ TEST_F(StateTest, AWorkerWhosePmixServerIsStuckRestartsAndKeepsItsState) {
 TEST_F(StateTest, AReturningWorkerRestoresItsState) {
   make(endless(in_memory({{"parallel.zero_stage", "1"},
                           {"elastic.replicate_every", "0"},
-                          {"elastic.rejoin_wait_ms", "10000"}})));
+                          {"elastic.rejoin_wait_ms", "60000"}})));
   start_services(2, 5);
   c().worker("w2").kill(SIGKILL);
   ASSERT_TRUE(c().worker("w2").wait_ms(kEndMs));
@@ -183,7 +183,8 @@ TEST_F(StateTest, AReturningWorkerRestoresItsState) {
 
 // The journal has the number of the states' run; so has job.toml.
 TEST_F(StateTest, ALostJournalCostsNoFinishedStep) {
-  make(endless(in_memory({{"parallel.zero_stage", "1"}})));
+  make(endless(
+      in_memory({{"parallel.zero_stage", "1"}, {"elastic.min_slots", "2"}})));
   start_services(2, 5);
   fs::remove(c().run_dir() + "/journal");
   c().coordinator().kill(SIGKILL);

@@ -45,7 +45,7 @@ TEST_F(Upgrade, HostsAreUpgradedOneAfterTheOtherWithoutLosingAStep) {
 
 // The ranks train meanwhile. Whoever goes back to the release before may.
 TEST_F(Upgrade, ACoordinatorOfAnotherBuildAdoptsTheRun) {
-  make(endless());
+  make(endless({{"elastic.min_slots", "2"}}));
   start_services(2);
   for (const char* program :
        {"remesh-coordinator-next", "remesh-coordinator"}) {

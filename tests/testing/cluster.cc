@@ -79,6 +79,7 @@ std::string tiny_job(const std::string& data_path, const Settings& more) {
                   {"schedule.total_steps", "1000"},
                   {"elastic.join_window_ms", "200"},
                   {"elastic.dead_after_ms", "12000"},
+                  {"elastic.hang_after_s", "120"},
                   {"checkpoint.interval", "10"}};
   for (const auto& [key, value] : more) all[key] = value;
   std::string text;
@@ -216,11 +217,13 @@ std::vector<Json> Cluster::events_named(const std::string& name) const {
   return out;
 }
 
-Json Cluster::status() {
-  const Finished f = remesh({"status", run_dir(), "--json"}, 5000);
-  if (f.exit.code != 0) return nullptr;
-  const Json j = Json::parse(f.output, nullptr, /*allow_exceptions=*/false);
-  return j.is_object() ? j : Json(nullptr);
+Json Cluster::status(int tries) {
+  for (int i = 0; i < tries; ++i) {
+    const Finished f = remesh({"status", run_dir(), "--json"});
+    const Json j = Json::parse(f.output, nullptr, /*allow_exceptions=*/false);
+    if (f.exit.code == 0 && j.is_object()) return j;
+  }
+  return nullptr;
 }
 
 // ------------------------------------------------------------------ waiting
@@ -250,7 +253,7 @@ Json Cluster::wait_for_status(const std::function<bool(const Json&)>& holds,
   Json found;
   wait_until(
       [&] {
-        const Json s = status();
+        const Json s = status(1);
         if (s.is_object() && holds(s)) found = s;
         return !found.is_null();
       },
@@ -324,7 +327,7 @@ std::vector<std::string> Cluster::leftovers() {
           out.push_back(e.path().string());
         return out.empty();
       },
-      3000);
+      15'000);
   return out;
 }
 

@@ -108,7 +108,7 @@ class Cluster {
   // The events of that name, in order.
   std::vector<Json> events_named(const std::string& name) const;
   // ---- the coordinator's status; null if it does not answer
-  Json status();
+  Json status(int tries = 5);
 
   // ---- waiting; false on timeout
   bool wait_for_step(int64_t step, int64_t timeout_ms = 60'000);

@@ -107,6 +107,12 @@ Status Network::set_loss(int from, int to, double share) {
   return apply_losses();
 }
 
+Status Network::cut_off(int host) {
+  for (int other = 0; other < static_cast<int>(names_.size()); ++other)
+    if (other != host) losses_[{host, other}] = losses_[{other, host}] = 1;
+  return apply_losses();
+}
+
 Status Network::set_dropped(const std::string& match) {
   dropped_ = match + " drop;";
   return apply_losses();

@@ -36,6 +36,8 @@ class Network {
   // Drops this share of the packets from one host to another: 1 cuts that
   // direction, 0 restores it. Needs nft(8).
   Status set_loss(int from, int to, double share);
+  // Cuts a host off from all others at once, in both directions.
+  Status cut_off(int host);
   // Drops what the hosts other than 0 send each other and matches this
   // expression of nft(8): "meta l4proto tcp".
   Status set_dropped(const std::string& match);

@@ -1,9 +1,12 @@
 #include "tests/testing/process.h"
 
+#include <arpa/inet.h>
 #include <fcntl.h>
 #include <fmt/format.h>
+#include <netinet/in.h>
 #include <signal.h>
 #include <sys/prctl.h>
+#include <sys/socket.h>
 #include <sys/wait.h>
 #include <unistd.h>
 
@@ -184,6 +187,20 @@ std::string process_state(pid_t pid) {
   const size_t end = stat.rfind(')');
   if (end == std::string::npos || end + 2 >= stat.size()) return "";
   return stat.substr(end + 2, 1);
+}
+
+std::string own_address() {
+  for (int port = 20'000 + getpid() % 9'000;; ++port) {
+    sockaddr_in at{};
+    at.sin_family = AF_INET;
+    at.sin_addr.s_addr = htonl(INADDR_LOOPBACK);
+    at.sin_port = htons(static_cast<uint16_t>(port));
+    const int fd = socket(AF_INET, SOCK_STREAM | SOCK_CLOEXEC, 0);
+    const bool is_free =
+        bind(fd, reinterpret_cast<sockaddr*>(&at), sizeof(at)) == 0;
+    close(fd);
+    if (is_free) return "tcp://127.0.0.1:" + std::to_string(port);
+  }
 }
 
 }  // namespace remesh::testing

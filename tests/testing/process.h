@@ -71,6 +71,10 @@ int send_signal(pid_t pid, int signal);
 // Polls every few milliseconds; false after four times `timeout_ms`, which is a
 // generous time on an idle machine: others use this one too.
 bool wait_until(const std::function<bool()>& done, int64_t timeout_ms);
+
+// An address to listen on again later. Ports that the kernel hands out are
+// larger, so nobody takes it meanwhile.
+std::string own_address();
 void sleep_ms(int64_t ms);
 
 // All processes whose command line or environment contains the text, except

@@ -291,7 +291,7 @@ TEST(Process, LeftoversAreKilledButNeverAStranger) {
   ASSERT_TRUE(stat);
   EXPECT_EQ(kill_leftovers({{child->pid, stat->start_time + 1}}, 100), 0);
   EXPECT_EQ(waitpid(child->pid, nullptr, WNOHANG), 0);
-  EXPECT_EQ(kill_leftovers({{child->pid, stat->start_time}}, 5000), 1);
+  EXPECT_EQ(kill_leftovers({{child->pid, stat->start_time}}, 60'000), 1);
   int status = 0;
   EXPECT_EQ(waitpid(child->pid, &status, 0), child->pid);
   EXPECT_EQ(WTERMSIG(status), SIGKILL);
@@ -315,7 +315,7 @@ TEST(Scratch, WaitsForADyingPredecessor) {
   std::thread reaper([child] { waitpid(child, nullptr, 0); });
   char byte = 0;
   EXPECT_EQ(read(ready[0], &byte, 1), 1);
-  auto s = Scratch::open(dir / "s", "a", 5000);
+  auto s = Scratch::open(dir / "s", "a", 60'000);
   EXPECT_TRUE(s.ok()) << s.status().message();
   reaper.join();
   close(ready[0]);
@@ -362,7 +362,7 @@ TEST(Scratch, IncarnationsGrowWhateverTheClockSays) {
   int status = 0;
   waitpid(child, &status, 0);
   EXPECT_TRUE(WIFSIGNALED(status));
-  auto s = Scratch::open(dir / "s", "a", 5000);
+  auto s = Scratch::open(dir / "s", "a", 60'000);
   ASSERT_TRUE(s.ok()) << s.status().message();
   constexpr uint64_t kHour = uint64_t{3'600'000} << 20;
   EXPECT_EQ((*s)->new_incarnation(kNow - kHour), kNow + 1);

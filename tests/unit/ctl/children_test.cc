@@ -25,7 +25,7 @@ class ChildrenTest : public testing::Test {
   std::string log() const { return dir_ + "/log"; }
   // The number that a shell wrote into a file.
   int number_in(const std::string& name) const {
-    for (int i = 0; i < 300; ++i) {
+    for (int i = 0; i < 6000; ++i) {
       std::ifstream in(dir_ + "/" + name);
       if (int pid = 0; in >> pid) return pid;
       usleep(10'000);
@@ -33,7 +33,7 @@ class ChildrenTest : public testing::Test {
     return 0;
   }
   static bool gone_soon(int pid) {
-    for (int i = 0; i < 300 && rundir::process_alive(pid); ++i) usleep(10'000);
+    for (int i = 0; i < 6000 && rundir::process_alive(pid); ++i) usleep(10'000);
     return !rundir::process_alive(pid);
   }
   std::string dir_;
@@ -45,7 +45,7 @@ TEST_F(ChildrenTest, ReportsHowChildrenEnded) {
       children.start(1, {"/bin/sh", "-c", "echo hello; exit 5"}, log()).ok());
   ASSERT_TRUE(children.start(2, {"/bin/sh", "-c", "kill -9 $$"}, log()).ok());
   std::map<int, std::string> ended;
-  for (int i = 0; i < 300 && ended.size() < 2; ++i) {
+  for (int i = 0; i < 6000 && ended.size() < 2; ++i) {
     for (const Ended& e : children.reap()) ended[e.child] = how_it_ended(e);
     usleep(10'000);
   }
@@ -61,7 +61,7 @@ TEST_F(ChildrenTest, TheLogIsKeptWhenStdinIsClosed) {
     Children children;
     EXPECT_TRUE(
         children.start(1, {"/bin/sh", "-c", "cat; echo hello"}, log()).ok());
-    for (int i = 0; i < 300 && children.reap().empty(); ++i) usleep(10'000);
+    for (int i = 0; i < 6000 && children.reap().empty(); ++i) usleep(10'000);
   }
   dup2(stdin_fd, STDIN_FILENO);
   close(stdin_fd);
@@ -86,7 +86,7 @@ TEST_F(ChildrenTest, OutputInMemoryDoesNotFollowLinks) {
   Children children;
   ASSERT_TRUE(
       children.start(1, {"/bin/sh", "-c", "echo hello"}, output.path()).ok());
-  for (int i = 0; i < 300 && children.reap().empty(); ++i) usleep(10'000);
+  for (int i = 0; i < 6000 && children.reap().empty(); ++i) usleep(10'000);
   EXPECT_EQ(output.lines(), std::vector<std::string>{"hello"});
 }
 

@@ -65,7 +65,7 @@ class DaemonTest : public ::testing::Test {
   // Starts a daemon process and waits until it listens.
   void start() {
     launch();
-    for (int i = 0; i < 500; ++i) {
+    for (int i = 0; i < 6000; ++i) {
       const auto e = rundir::read_endpoint(run_);
       if (e.ok() && e.value().pid == pid_) {
         endpoint_ = e.value();
@@ -286,7 +286,7 @@ TEST_F(DaemonTest, WaitsForAFullDisk) {
       return rundir::parse_event_line(line)->event() == "coordinator_restarted";
     });
   };
-  for (int i = 0; i < 500 && !restarted(); ++i) usleep(10'000);
+  for (int i = 0; i < 6000 && !restarted(); ++i) usleep(10'000);
   EXPECT_TRUE(restarted());
   EXPECT_EQ(stop(SIGTERM), 100 + SIGTERM);
 }
@@ -375,7 +375,7 @@ TEST(ScannerTest, AFolderThatCannotBeListedGivesNoAnswer) {
     pollfd fd{scanner.fd(), POLLIN, 0};
     poll(&fd, 1, ms);
   };
-  wait(3000);
+  wait(60'000);
   EXPECT_FALSE(scanner.take().has_value());
   const auto note = scanner.take_error();
   ASSERT_TRUE(note.has_value());
@@ -384,7 +384,7 @@ TEST(ScannerTest, AFolderThatCannotBeListedGivesNoAnswer) {
   // Once it can be, there is one.
   fs::remove(folder);
   std::optional<core::CheckpointsScanned> scan;
-  for (int i = 0; i < 30 && !scan; ++i) {
+  for (int i = 0; i < 600 && !scan; ++i) {
     wait(100);
     scan = scanner.take();
   }

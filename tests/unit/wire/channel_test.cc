@@ -19,6 +19,7 @@
 #include "proto/base/clock.h"
 #include "proto/wire/elements.h"
 #include "proto/wire/inbox.h"
+#include "tests/testing/process.h"
 
 namespace remesh::wire {
 namespace {
@@ -58,7 +59,8 @@ std::optional<pb::Envelope> receive(Client& c, int ms = 30000) {
 
 std::unique_ptr<Server> bind_or_die(
     const std::string& address = "tcp://127.0.0.1:0") {
-  return std::move(Server::bind(address, std::nullopt)).value();
+  // Peers that a test makes answer no heartbeats.
+  return std::move(Server::bind(address, std::nullopt, 60'000)).value();
 }
 
 std::unique_ptr<Client> connect_or_die(const std::string& address) {
@@ -137,17 +139,8 @@ TEST(Channel, DescriptorStaysReadableAfterASend) {
   }
 }
 
-// An address to listen on again later. Ports that the kernel hands out are
-// larger, so nobody takes it meanwhile.
-std::string own_address() {
-  for (int port = 20'000 + getpid() % 9'000;; ++port) {
-    std::string address = "tcp://127.0.0.1:" + std::to_string(port);
-    if (Server::bind(address, std::nullopt).ok()) return address;
-  }
-}
-
 TEST(Channel, ClientFindsARestartedServerSoon) {
-  const std::string address = own_address();
+  const std::string address = testing::own_address();
   auto server = bind_or_die(address);
   auto client = connect_or_die(address);
   ASSERT_TRUE(client->send(report("a", 1)));
@@ -164,7 +157,7 @@ TEST(Channel, ClientFindsARestartedServerSoon) {
 }
 
 TEST(Channel, ClientMayConnectBeforeTheServerListens) {
-  const std::string address = own_address();
+  const std::string address = testing::own_address();
   auto client = connect_or_die(address);
   ASSERT_TRUE(client->send(report("early")));
   std::this_thread::sleep_for(std::chrono::milliseconds(100));
@@ -173,7 +166,7 @@ TEST(Channel, ClientMayConnectBeforeTheServerListens) {
 }
 
 TEST(Channel, QueueOfAnAbsentServerIsBounded) {
-  auto client = connect_or_die(own_address());
+  auto client = connect_or_die(testing::own_address());
   int sent = 0;
   while (sent < 100000 && client->send(report("a", sent))) ++sent;
   EXPECT_GT(sent, 10);
@@ -376,6 +369,9 @@ class RawPeer {
       if (!readable(fd_, 50)) continue;
       if (read(fd_, buf, sizeof(buf)) <= 0) return true;
     }
+    // This process may have been stopped meanwhile.
+    while (readable(fd_, 0))
+      if (read(fd_, buf, sizeof(buf)) <= 0) return true;
     return false;
   }
 
@@ -391,7 +387,7 @@ TEST(Channel, ASilentPeerIsLostAfterTheServersOwnLimit) {
   RawPeer a((*patient)->address()), b((*strict)->address());
   a.handshake();
   b.handshake();
-  EXPECT_TRUE(b.closed_within(10'000));
+  EXPECT_TRUE(b.closed_within(60'000));
   EXPECT_FALSE(a.closed_within(kSilenceMs + 2000));
 }
 
@@ -405,7 +401,7 @@ TEST(Channel, OversizeFrameEndsOnlyItsConnection) {
   raw.send_frame(encode_frame(report("raw")));
   ASSERT_TRUE(receive(*server));
   raw.send_bytes(std::string("\2\0\0\1\0\0\0\0\0", 9));  // 2^40 bytes follow
-  EXPECT_TRUE(raw.closed_within(2000));
+  EXPECT_TRUE(raw.closed_within(60'000));
   ASSERT_TRUE(good->send(report("good", 2)));
   ASSERT_TRUE(receive(*server));
 }
@@ -548,7 +544,7 @@ TEST(Channel, OneSenderHasALimitedNumberOfConnections) {
     ASSERT_TRUE(r);
     EXPECT_EQ(r->source, "@127.0.0.1");
   }
-  EXPECT_TRUE(peers.back()->closed_within(3000));
+  EXPECT_TRUE(peers.back()->closed_within(60'000));
   // One that ends makes room.
   peers.erase(peers.begin(), peers.begin() + 1);
   peers.pop_back();
@@ -585,7 +581,7 @@ TEST(Channel, AnotherWireVersionIsAnsweredWithOurs) {
   RawPeer raw(server->address());
   raw.handshake();
   raw.send_frame(other_version(encode_frame(report("w"))));
-  EXPECT_FALSE(receive(*server, 200));
+  while (!server->foreign_version()) EXPECT_FALSE(receive(*server, 20));
   EXPECT_TRUE(raw.receives(encode_frame(report("w")).substr(0, 8)));
 }
 
@@ -619,7 +615,7 @@ TEST(Channel, AClientLearnsTheVersionOfItsServer) {
   raw.handshake();
   EXPECT_EQ(client->foreign_version(), std::nullopt);
   raw.send_frame(other_version(encode_frame(report("w")).substr(0, 8)));
-  EXPECT_FALSE(receive(*client, 500));
+  while (!client->foreign_version()) EXPECT_FALSE(receive(*client, 20));
   EXPECT_EQ(client->foreign_version(), kVersion + 1);
 }
 
@@ -637,8 +633,7 @@ TEST(Channel, AClientWithoutAKeyLearnsThatItIsRefused) {
   EXPECT_NE(client->trouble().find("demands a key"), std::string::npos);
   RawPeer last = server.accept();
   last.handshake();
-  EXPECT_FALSE(receive(*client, 500));
-  EXPECT_EQ(client->trouble(), "");
+  while (!client->trouble().empty()) EXPECT_FALSE(receive(*client, 20));
 }
 
 TEST(Channel, BytesThatAreNotZmtpDoNoHarm) {
