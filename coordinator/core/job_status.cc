@@ -39,8 +39,9 @@ std::string detail_of(const StatusReporter::Inputs& in) {
     case pb::Durable::FINISHING:
       return d.finish().reason();
     case pb::Durable::RUNNING:
-      if (!in.put_off.empty()) return "change of mesh put off: " + in.put_off;
-      [[fallthrough]];
+      return in.put_off.empty() ? "" : "change of mesh put off: " + in.put_off;
+    case pb::Durable::PREPARING:
+      return "";
     default:
       return failure_of(d.cause()).text();
   }

@@ -159,12 +159,8 @@ Result<ControlDone> scale(const ControlOptions& o) {
 // if that is another one. The coordinator exits soon after the end of the job.
 Result<pb::JobStatus> outcome_in_events(const std::string& run_dir,
                                         const Status& error) {
-  const auto end = rundir::end_of_run(run_dir);
-  if (!end) return error;
-  pb::JobStatus status;
-  status.set_state(end->outcome);
-  status.set_step(end->step);
-  return status;
+  if (!rundir::end_of_run(run_dir)) return error;
+  return status_of_files(run_dir);
 }
 
 // Why the job declined to stop, according to its newest such event.

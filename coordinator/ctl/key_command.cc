@@ -1,7 +1,10 @@
 // `remesh key`: the keys of a run's control plane.
+#include <fcntl.h>
 #include <fmt/format.h>
+#include <sys/file.h>
 
 #include <algorithm>
+#include <cerrno>
 #include <memory>
 
 #include "coordinator/ctl/verbs.h"
@@ -43,13 +46,25 @@ AllowedKey described(const KeyOptions& o) {
           .expires = o.days > 0 ? static_cast<int64_t>(end) : 0};
 }
 
+// Commands at the same time would lose each other's keys. Until this process
+// ends.
+Status lock_keys(const std::string& run) {
+  const std::string path = rundir::keys_path(run);
+  const int fd = open(path.c_str(), O_RDONLY | O_DIRECTORY | O_CLOEXEC);
+  if (fd < 0 || flock(fd, LOCK_EX) != 0) return errno_error(path, errno);
+  return ok_status();
+}
+
 // The run of the command. It need not have started yet if it is given.
 Result<std::string> run_with_keys(const KeyOptions& o) {
   std::string run = rundir::absolute(o.run);
   if (o.run.empty()) {
     ASSIGN_OR_RETURN(run, rundir::find_run(""));
   }
-  if (rundir::has_keys(run)) return run;
+  if (rundir::has_keys(run)) {
+    RETURN_IF_ERROR(lock_keys(run));
+    return run;
+  }
   return not_found(fmt::format(
       "{}: has no keys; make them with: remesh key new coordinator head {}",
       run, rundir::typed_path(run)));
@@ -175,24 +190,17 @@ Result<KeyDone> rotate_key(const KeyOptions& o) {
         "a running coordinator tells its members the new key now; it uses it "
         "when it is restarted, which does not interrupt training"};
   }
-  ASSIGN_OR_RETURN(auto keys, rundir::read_allowed(run));
+  ASSIGN_OR_RETURN(const auto keys, rundir::read_allowed(run));
   ASSIGN_OR_RETURN(const AllowedKey old, named(keys, o.name));
-  const int64_t last = static_cast<int64_t>(unix_seconds()) + kOldKeyS;
-  std::erase_if(
-      keys, [&](const AllowedKey& k) { return k.name == old.name + "-old"; });
-  for (AllowedKey& k : keys) {
-    if (k.public_key != old.public_key) continue;
-    k.name += "-old";
-    k.expires = k.expires == 0 ? last : std::min(k.expires, last);
-  }
-  RETURN_IF_ERROR(rundir::write_allowed(*fs, run, keys));
   AllowedKey key = old;
   key.replaces = old.public_key;
   const std::string path =
       o.out.empty() ? rundir::key_path(run, old.name) : o.out;
   (void)fs->remove(path + ".new").ok();
-  ASSIGN_OR_RETURN(const std::string made,
-                   rundir::make_member(*fs, run, key, path + ".new"));
+  ASSIGN_OR_RETURN(
+      const std::string made,
+      rundir::make_member(*fs, run, key, path + ".new",
+                          static_cast<int64_t>(unix_seconds()) + kOldKeyS));
   RETURN_IF_ERROR(fs->rename(made, path));
   return KeyDone{
       fmt::format("made {}; programs that use this file notice. The old key is "

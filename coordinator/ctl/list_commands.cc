@@ -114,11 +114,7 @@ Result<int> wait_for_run(const WaitOptions& o) {
     if (now.ok()) {
       status = std::move(*now);
     } else if (!target.run_dir.empty()) {
-      status.Clear();
-      status.set_run_dir(run);
-      status.set_step(rundir::last_finished_step(run));
-      if (const auto end = rundir::end_of_run(run))
-        status.set_state(end->outcome);
+      status = status_of_files(run);
     }
     if (has_ended(status.state()) || (o.step > 0 && status.step() >= o.step))
       break;

@@ -7,6 +7,7 @@
 #include <unistd.h>
 
 #include <algorithm>
+#include <csignal>
 #include <cstdio>
 #include <cstdlib>
 #include <string_view>
@@ -50,10 +51,25 @@ struct Keys::Saved {
   termios mode;
 };
 
+namespace {
+
+termios g_mode;  // of the terminal before
+
+void restore_and_die(int signal) {
+  tcsetattr(STDIN_FILENO, TCSANOW, &g_mode);
+  std::signal(signal, SIG_DFL);
+  (void)std::raise(signal);
+}
+
+}  // namespace
+
 Keys::Keys() {
   termios mode{};
   if (isatty(STDIN_FILENO) != 1 || tcgetattr(STDIN_FILENO, &mode) != 0) return;
   saved_ = std::make_unique<Saved>(Saved{mode});
+  g_mode = mode;
+  for (const int signal : {SIGTERM, SIGHUP})
+    std::signal(signal, restore_and_die);
   mode.c_lflag &= ~static_cast<tcflag_t>(ICANON | ECHO | ISIG);
   tcsetattr(STDIN_FILENO, TCSANOW, &mode);
 }

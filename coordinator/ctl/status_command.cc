@@ -1,6 +1,7 @@
 // `remesh status`
 #include <fmt/format.h>
 
+#include <algorithm>
 #include <cstdio>
 #include <memory>
 
@@ -32,40 +33,6 @@ std::vector<pb::EventRecord> all_events(const std::string& run) {
     if (auto e = rundir::parse_event_line(line); e.ok())
       out.push_back(std::move(*e));
   return out;
-}
-
-// What the files of a run say without its coordinator.
-pb::JobStatus status_of_files(const std::string& run) {
-  pb::JobStatus s;
-  s.set_run_dir(run);
-  if (const auto job = rundir::load_resolved({}, run); job.ok()) {
-    s.set_job(job->job().name());
-    s.set_steps(job->train().steps());
-  }
-  const auto end = rundir::end_of_run(run);
-  const int holder = rundir::RunLock::holder(run);
-  s.set_state(holder > 0 ? pb::JobStatus::NOT_ANSWERING
-              : end      ? end->outcome
-                         : pb::JobStatus::NOT_RUNNING);
-  const rundir::NewestState newest = newest_state_of(run);
-  if (newest.where == rundir::NewestState::Where::kMemory) {
-    s.mutable_kept_state()->set_step(newest.state_step);
-    s.mutable_kept_state()->set_kept_until(newest.kept_until);
-  }
-  s.set_detail(
-      holder > 0
-          ? fmt::format("the coordinator (pid {}) is alive but does not answer",
-                        holder)
-          : why_not_running(run));
-  if (const auto metrics = rundir::recent_metrics(run); !metrics.empty()) {
-    s.set_step(metrics.back().step());
-    *s.mutable_last() = metrics.back();
-    s.set_generation(metrics.back().generation());
-    *s.mutable_mesh() = metrics.back().mesh();
-  }
-  s.set_checkpoint_step(newest.checkpoint_step);
-  for (pb::EventRecord& e : all_events(run)) *s.add_events() = std::move(e);
-  return s;
 }
 
 Result<int> show(const StatusOptions& o, bool clear) {
@@ -111,6 +78,47 @@ int status(StatusOptions o) {
 }
 
 }  // namespace
+
+pb::JobStatus status_of_files(const std::string& run) {
+  pb::JobStatus s;
+  s.set_run_dir(run);
+  if (const auto job = rundir::load_resolved({}, run); job.ok()) {
+    s.set_job(job->job().name());
+    s.set_steps(job->train().steps());
+    *s.mutable_parallel() = job->parallel();
+    s.set_recompute(job->train().recompute());
+    s.set_recompute_every(job->train().recompute_every());
+  }
+  const auto end = rundir::end_of_run(run);
+  const int holder = rundir::RunLock::holder(run);
+  s.set_state(holder > 0 ? pb::JobStatus::NOT_ANSWERING
+              : end      ? end->outcome
+                         : pb::JobStatus::NOT_RUNNING);
+  const rundir::NewestState newest = newest_state_of(run);
+  if (newest.where == rundir::NewestState::Where::kMemory) {
+    s.mutable_kept_state()->set_step(newest.state_step);
+    s.mutable_kept_state()->set_kept_until(newest.kept_until);
+  }
+  s.set_detail(
+      holder > 0
+          ? fmt::format("the coordinator (pid {}) is alive but does not answer",
+                        holder)
+          : why_not_running(run));
+  if (const auto metrics = rundir::recent_metrics(run); !metrics.empty()) {
+    s.set_step(metrics.back().step());
+    *s.mutable_last() = metrics.back();
+    s.set_generation(metrics.back().generation());
+    *s.mutable_mesh() = metrics.back().mesh();
+  }
+  s.set_checkpoint_step(newest.checkpoint_step);
+  // As many as a coordinator gives.
+  constexpr size_t kEvents = 50;
+  std::vector<pb::EventRecord> events = all_events(run);
+  for (size_t i = events.size() - std::min(events.size(), kEvents);
+       i < events.size(); ++i)
+    *s.add_events() = std::move(events[i]);
+  return s;
+}
 
 RunFacts facts_of_run(const pb::JobStatus& s) {
   RunFacts facts = facts_of(rundir::recent_metrics(s.run_dir()),

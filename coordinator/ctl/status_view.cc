@@ -213,9 +213,13 @@ RunFacts facts_of(const std::vector<pb::StepMetrics>& metrics,
                   const std::vector<pb::EventRecord>& events, int64_t steps,
                   double now) {
   RunFacts out{.now = now};
+  // A pause between two coordinators is no step.
+  double since = 0;
+  for (const pb::EventRecord& e : events)
+    if (e.event() == events::kCoordinatorStarted) since = e.time();
   Pace pace;
   for (const pb::StepMetrics& m : metrics) {
-    pace.step(m.step(), m.time());
+    if (m.time() >= since) pace.step(m.step(), m.time());
     if (m.has_val_loss()) out.validated = m;
   }
   out.left_s = pace.left_s(steps, now);
@@ -311,8 +315,7 @@ std::string status_text(const pb::JobStatus& s, const RunFacts& f,
   std::string out =
       fmt::format("job {}: {}, step {} of {} ({:.0f}%)", s.job(),
                   rundir::state_text(s.state()), s.step(), s.steps(), share);
-  if (!s.detail().empty() && s.state() != pb::JobStatus::RUNNING)
-    out += "\n  " + s.detail();
+  if (!s.detail().empty()) out += "\n  " + s.detail();
   for (const pb::JobStatus::Problem& p : s.problems())
     out += "\n  " + problem_text(p);
   out += "\n\n";

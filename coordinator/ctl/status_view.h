@@ -45,6 +45,8 @@ RunFacts facts_of(const std::vector<pb::StepMetrics>& metrics,
 std::string status_text(const pb::JobStatus& s, const RunFacts& facts,
                         const Style& style);
 
+// What the files of a run say without its coordinator.
+pb::JobStatus status_of_files(const std::string& run);
 // The facts of the run, as far as its folder is visible here.
 RunFacts facts_of_run(const pb::JobStatus& s);
 

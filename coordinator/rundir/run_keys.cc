@@ -123,7 +123,8 @@ Status make_keys(FileSystem& fs, const std::string& run) {
 }
 
 Result<std::string> make_member(FileSystem& fs, const std::string& run,
-                                AllowedKey key, std::string out) {
+                                AllowedKey key, std::string out,
+                                int64_t old_until) {
   ASSIGN_OR_RETURN(const std::string server,
                    wire::read_public_key(server_key_path(run)));
   ASSIGN_OR_RETURN(std::vector<AllowedKey> all, read_allowed(run));
@@ -138,6 +139,17 @@ Result<std::string> make_member(FileSystem& fs, const std::string& run,
   RETURN_IF_ERROR(wire::create_key_file(
       out,
       {.role = key.role, .name = key.name, .pair = pair, .server = server}));
+  // The one before the one that is replaced ends now.
+  std::string before;
+  for (AllowedKey& k : all) {
+    if (key.replaces.empty() || k.public_key != key.replaces) continue;
+    before = k.replaces;
+    k.name += "-old";
+    k.expires = k.expires == 0 ? old_until : std::min(k.expires, old_until);
+  }
+  std::erase_if(all, [&](const AllowedKey& k) {
+    return !before.empty() && k.public_key == before;
+  });
   all.push_back(std::move(key));
   RETURN_IF_ERROR(write_allowed(fs, run, all));
   return out;

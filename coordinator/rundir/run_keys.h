@@ -40,9 +40,11 @@ bool has_keys(const std::string& run);
 // that see the run directory use unless they are given another one.
 Status make_keys(FileSystem& fs, const std::string& run);
 // Makes a key that replaces or joins the list, and its file; returns its path.
-// `out`: "" for RUN/keys/NAME.key.
+// `out`: "" for RUN/keys/NAME.key. The key that it replaces is good until
+// `old_until` (unix seconds).
 Result<std::string> make_member(FileSystem& fs, const std::string& run,
-                                AllowedKey key, std::string out);
+                                AllowedKey key, std::string out,
+                                int64_t old_until = 0);
 // Makes the key that the coordinator will use after its next start.
 Status make_next_key(const std::string& run);
 // Uses the key that make_next_key() made, if there is one.

@@ -157,6 +157,7 @@ bool Door::forget_joined(double unix_s) {
 }
 
 std::vector<std::string> Door::refresh(double unix_s) {
+  if (server_ != nullptr) server_->close_silent();
   if (no_auth()) return {};
   bool changed = unix_s >= next_expiry_s_;
   changed = forget_joined(unix_s) || changed;
@@ -227,9 +228,14 @@ Status Door::enrol(const std::string& key, const wire::Ticket& t,
         fmt::format("the job secret does not admit a worker \"{}\", only {}",
                     t.worker, by->key.workers));
   const Member* known = find(t.public_key);
-  if (known != nullptr &&
-      (known->joined_by != key || known->key.workers != t.worker))
-    return already_exists("this key has another role");
+  if (known != nullptr) {
+    // The same worker with the secret that took the place of its own.
+    const bool moved =
+        known->joined_by == by->key.replaces || !good(*known, unix_s);
+    if (known->joined_by.empty() || known->key.workers != t.worker ||
+        (known->joined_by != key && !moved))
+      return already_exists("this key has another role");
+  }
   if (known == nullptr && members_.size() >= kMaxMembers)
     return exhausted("too many keys; restart the coordinator");
   members_[t.public_key] = {{.public_key = t.public_key,

@@ -5,6 +5,7 @@
 #include "coordinator/rundir/first_steps.h"
 #include "coordinator/rundir/job_files.h"
 #include "coordinator/rundir/lines.h"
+#include "proto/rundir/events.h"
 #include "proto/rundir/run_id.h"
 
 namespace remesh::server {
@@ -82,7 +83,12 @@ Status RunFiles::append(const pb::StepMetrics& m) {
 }
 
 Status RunFiles::append(const pb::EventRecord& event) {
+  // The last event says how the run has ended.
+  if (has_ended) return ok_status();
   RETURN_IF_ERROR(events->append(rundir::event_line(event) + "\n"));
+  has_ended = event.event() == events::kJobDone ||
+              event.event() == events::kJobStopped ||
+              event.event() == events::kJobFailed;
   syncer->touch();
   return ok_status();
 }

@@ -25,6 +25,7 @@ struct RunFiles {
   std::unique_ptr<rundir::LineFile> metrics;
   std::unique_ptr<rundir::LineFile> events;
   std::unique_ptr<Syncer> syncer;  // after the files it syncs
+  bool has_ended = false;          // the event of the end has been written
 
   // Journal, metrics and events. REQUIRES: the lock is held.
   Status open(const std::string& run, Logger& log);

@@ -13,6 +13,7 @@
 #include <cstdlib>
 #include <cstring>
 #include <fstream>
+#include <optional>
 #include <sstream>
 #include <string>
 #include <vector>
@@ -92,6 +93,24 @@ bool is_listened_on(const sockaddr_storage& own) {
                   reinterpret_cast<const sockaddr_in6&>(own).sin6_addr);
 }
 
+// Whether the connection between these ends is of this user and established;
+// nothing if the table does not have it.
+std::optional<bool> is_mine(const char* file, const std::string& from,
+                            const std::string& to) {
+  std::ifstream table(file);
+  for (std::string line; std::getline(table, line);) {
+    if (line.find(from) == std::string::npos) continue;
+    std::istringstream fields(line);
+    std::string number, local, remote, state, queues, timer, retransmits;
+    unsigned long uid = 0;  // of the owner; 0 if the socket is closed
+    if (fields >> number >> local >> remote >> state >> queues >> timer >>
+            retransmits >> uid &&
+        local == from && remote == to)
+      return state == kEstablished && uid == geteuid();
+  }
+  return std::nullopt;
+}
+
 // Whether a connection is to an address that is not listened on, or its other
 // end is outside of REMESH_PEERS, or belongs to another user of this host.
 bool is_stranger(int fd) {
@@ -103,19 +122,14 @@ bool is_stranger(int fd) {
   if (peer.ss_family != AF_INET && peer.ss_family != AF_INET6) return false;
   if (!is_peer(peer) || !is_listened_on(own)) return true;
   const End from = end_of(peer), to = end_of(own);
-  std::ifstream table(from.v6 ? "/proc/thread-self/net/tcp6"
-                              : "/proc/thread-self/net/tcp");
-  for (std::string line; std::getline(table, line);) {
-    if (line.find(from.text) == std::string::npos) continue;
-    std::istringstream fields(line);
-    std::string number, local, remote, state, queues, timer, retransmits;
-    unsigned long uid = 0;  // of the owner; 0 if the socket is closed
-    if (fields >> number >> local >> remote >> state >> queues >> timer >>
-            retransmits >> uid &&
-        local == from.text && remote == to.text)
-      return state != kEstablished || uid != geteuid();
-  }
-  return from.loopback;  // else from another host
+  constexpr char kTable[] = "/proc/thread-self/net/tcp";
+  constexpr char kTable6[] = "/proc/thread-self/net/tcp6";
+  auto mine = is_mine(from.v6 ? kTable6 : kTable, from.text, to.text);
+  // An IPv6 socket of this host may be connected to an IPv4 address.
+  const std::string mapped = "0000000000000000FFFF0000";
+  if (!mine && !from.v6)
+    mine = is_mine(kTable6, mapped + from.text, mapped + to.text);
+  return mine ? !*mine : from.loopback;  // else from another host
 }
 
 }  // namespace

@@ -67,6 +67,7 @@ struct Received {
 // takes memory. The others are closed.
 inline constexpr size_t kMaxConnectionsOfSource = 256;
 inline constexpr int kHandshakeMs = 2000;
+inline constexpr int64_t kSpeakMs = 75'000;  // workers may report each minute
 // A client believes that its key is refused after this time.
 inline constexpr int64_t kRefusedMs = 2500;
 
@@ -123,6 +124,9 @@ class Server {
   // closed, and their messages dropped, even those that have arrived.
   virtual void allow(const std::set<std::string>& keys) = 0;
   virtual void admit(const std::string& key) = 0;  // one more
+  // Closes connections over which nothing has come since they were accepted so
+  // long ago. Call it now and then.
+  virtual void close_silent(int64_t after_ms = kSpeakMs) = 0;
   // Tells all clients, also those that connect later, the public key that the
   // next server at this address will have.
   virtual void announce(const std::string& next_key) = 0;

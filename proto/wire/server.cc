@@ -11,6 +11,7 @@
 #include <zmq.hpp>
 
 #include "proto/base/check.h"
+#include "proto/base/clock.h"
 #include "proto/wire/channel.h"
 #include "proto/wire/inbox.h"
 #include "proto/wire/readiness.h"
@@ -163,6 +164,16 @@ class ServerImpl : public Server {
     if (zap_) zap_->admit(key);
   }
 
+  void close_silent(int64_t after_ms) override {
+    const int64_t now = monotonic_ms();
+    if (now - looked_ms_ < after_ms / 10) return;
+    looked_ms_ = now;
+    read_monitor();
+    for (const auto& [fd, accepted_ms] : open_fds_)
+      if (now - accepted_ms > after_ms && !by_fd_.contains(fd))
+        shutdown(fd, SHUT_RDWR);
+  }
+
   void announce(const std::string& next_key) override {
     news_ = section_text({{"note", "next_server"}, {"public", next_key}});
     for (const auto& [peer, p] : peers_)
@@ -266,7 +277,7 @@ class ServerImpl : public Server {
     while (const auto event = next_event(monitor_.handle())) {
       const auto [number, fd] = *event;
       if (number == ZMQ_EVENT_ACCEPTED) {
-        open_fds_.insert(fd);
+        open_fds_[fd] = monotonic_ms();
         prefer(fd);
         // Strangers must not use up the descriptors of the program.
         if (open_fds_.size() > max_connections_) shutdown(fd, SHUT_RDWR);
@@ -296,7 +307,8 @@ class ServerImpl : public Server {
   std::string address_;
   uint64_t dropped_ = 0;
   std::optional<int> foreign_version_;
-  std::set<int> open_fds_;
+  std::map<int, int64_t> open_fds_;  // when it was accepted
+  int64_t looked_ms_ = 0;
   std::map<int, PeerId> by_fd_;
   std::map<PeerId, Peer> peers_;
   std::map<std::string, size_t> of_source_;  // connections

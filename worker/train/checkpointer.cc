@@ -16,8 +16,7 @@
 namespace remesh::train {
 namespace {
 
-// How long a disk operation, or the wait for other ranks' disks, may take
-// before this rank stops reporting progress.
+// How long a disk operation may take before this rank stops reporting progress.
 constexpr int64_t kQuietLimitMs = 600'000;
 
 // After each write a background save idles this many times as long as the write
@@ -379,18 +378,32 @@ bool Checkpointer::all_agree(bool ok) {
   return count == static_cast<float>(world_.size());
 }
 
-Status Checkpointer::wait_for_disk() {
-  if (!job_.busy()) return ok_status();
-  return job_.take([this] {
-    if (monotonic_ms() - disk_moved_ms_.load() < kQuietLimitMs) board_.tick();
-  });
+// Until the disk work of every rank is done. A rank whose own work does not
+// move stops reporting progress first, so that it is the one that hangs; the
+// others wait as long as any work moves, and then as long again.
+void Checkpointer::wait_for_disks() {
+  int64_t moved_ms = monotonic_ms();  // some work did
+  for (;;) {
+    const bool busy = job_.busy() && !job_.done();
+    const bool moves = monotonic_ms() - disk_moved_ms_.load() < kQuietLimitMs;
+    std::array<float, 2> all{busy ? 1.0F : 0.0F, busy && moves ? 1.0F : 0.0F};
+    const comm::RequestPtr r =
+        world_.start_all_reduce(std::span<float>(all), comm::Op::kSum);
+    while (!r->test())
+      std::this_thread::sleep_for(std::chrono::milliseconds(1));
+    if (all[0] == 0) return;
+    if (all[1] > 0) moved_ms = monotonic_ms();
+    if (busy ? moves : monotonic_ms() - moved_ms < kQuietLimitMs) board_.tick();
+    std::this_thread::sleep_for(std::chrono::milliseconds(10));
+  }
 }
 
 // Completes the current save while all ranks wait.
 Status Checkpointer::finish_save() {
   const int64_t step = plan_.saving_step();
   if (plan_.phase() == SavePlan::Phase::kWriting) {
-    if (job_.busy()) write_status_ = wait_for_disk();
+    wait_for_disks();
+    if (job_.busy()) write_status_ = job_.take();
     if (!write_status_.ok()) report_failure(step, write_status_);
     const bool all_written = all_agree(write_status_.ok());
     plan_.written();
@@ -403,8 +416,9 @@ Status Checkpointer::finish_save() {
     }
   }
   Status status = write_status_;
+  wait_for_disks();
   if (world_.rank() == 0) {
-    const Status ended = wait_for_disk();
+    const Status ended = job_.busy() ? job_.take() : ok_status();
     if (status.ok()) status = ended;
     if (!status.ok()) report_failure(step, status);
   }

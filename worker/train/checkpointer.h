@@ -126,7 +126,7 @@ class Checkpointer {
   void note_end(int64_t step, bool committed);
   void report_failure(int64_t step, const Status& status);
   Status finish_save();
-  Status wait_for_disk();
+  void wait_for_disks();
   bool all_agree(bool ok);
   Status first_failure(const Status& own);
 

@@ -54,7 +54,9 @@ void Worker::take_keys(const Keys& keys, int64_t now_ms) {
   if (!keys.ok() && keys_.ok()) return;
   keys_ = keys;
   if (!client_ || !keys.ok() || *keys == used_) return;
-  const bool same = keys->has_value() && used_ && (*keys)->own == used_->own;
+  // A job secret that was rotated is presented while the old one is good.
+  const bool same = keys->has_value() && used_ && (*keys)->own == used_->own &&
+                    (*keys)->enrolment == used_->enrolment;
   if (same && now_ms - heard_ms_ < kLookAgainMs) return;
   auto next = wire::Client::connect(address_, *keys);
   if (!next.ok()) return;
