@@ -24,15 +24,19 @@ Status claim_folder(const std::string& run, const std::string& folder,
   // Whole, and only if there is none.
   const std::string fresh = fmt::format("{}.{:016x}", path, run_id);
   RETURN_IF_ERROR(write_file_atomically(*fs, fresh, own));
-  const int err = ::link(fresh.c_str(), path.c_str()) == 0 ? 0 : errno;
+  const bool linked = ::link(fresh.c_str(), path.c_str()) == 0;
+  // Some file systems have no hard links (exFAT, some CIFS and FUSE): there two
+  // runs that start at the same moment may both claim the folder.
+  if (!linked && errno != EEXIST && !fs->exists(path))
+    return fs->rename(fresh, path);
   RETURN_IF_ERROR(fs->remove(fresh));
-  if (err == 0) return ok_status();
-  if (err != EEXIST) return errno_error(path, err);
+  if (linked) return ok_status();
   ASSIGN_OR_RETURN(const std::string found, read_file(*fs, path, 1 << 16));
   std::istringstream in(found);
   uint64_t id = 0;
   std::string other;
-  in >> std::hex >> id >> std::ws&& std::getline(in, other);
+  in >> std::hex >> id;
+  std::getline(in >> std::ws, other);
   if (id == run_id) return ok_status();
   ASSIGN_OR_RETURN(const auto names, fs->list(folder));
   const bool used = std::any_of(names.begin(), names.end(), [](const auto& n) {

@@ -1,7 +1,12 @@
 #include <gtest/gtest.h>
+#include <linux/filter.h>
+#include <linux/seccomp.h>
+#include <sys/prctl.h>
+#include <sys/syscall.h>
 #include <unistd.h>
 
 #include <atomic>
+#include <cerrno>
 #include <chrono>
 #include <cmath>
 #include <cstdlib>
@@ -646,6 +651,37 @@ TEST_F(RunDirTest, AFolderOfCheckpointsBelongsToOneRun) {
   std::filesystem::create_directory(folder + "/step-00000100");
   EXPECT_FALSE(claim_folder(a, folder, 1).ok()) << "it has checkpoints";
   EXPECT_TRUE(claim_folder(b, folder, 2).ok());
+}
+
+// For this thread, as on exFAT.
+void refuse_hard_links() {
+  std::vector<sock_filter> program = {
+      BPF_STMT(BPF_LD | BPF_W | BPF_ABS, offsetof(seccomp_data, nr))};
+  for (const unsigned call : {SYS_link, SYS_linkat}) {
+    program.push_back(BPF_JUMP(BPF_JMP | BPF_JEQ | BPF_K, call, 0, 1));
+    program.push_back(
+        BPF_STMT(BPF_RET | BPF_K, SECCOMP_RET_ERRNO | unsigned{EPERM}));
+  }
+  program.push_back(BPF_STMT(BPF_RET | BPF_K, SECCOMP_RET_ALLOW));
+  const sock_fprog filter{.len = static_cast<unsigned short>(program.size()),
+                          .filter = program.data()};
+  ASSERT_EQ(prctl(PR_SET_NO_NEW_PRIVS, 1, 0, 0, 0), 0);
+  ASSERT_EQ(prctl(PR_SET_SECCOMP, SECCOMP_MODE_FILTER, &filter), 0);
+}
+
+TEST_F(RunDirTest, AFolderIsClaimedWithoutHardLinks) {
+  const std::string folder = dir_ + "/disk", a = dir_ + "/a", b = dir_ + "/b";
+  std::thread([&] {
+    refuse_hard_links();
+    ASSERT_NE(::link(dir_.c_str(), folder.c_str()), 0);
+    ASSERT_EQ(errno, EPERM);
+    const Status claimed = claim_folder(a, folder, 1);
+    ASSERT_TRUE(claimed.ok()) << claimed.message();
+    fs::create_directory(folder + "/step-00000100");
+    EXPECT_FALSE(claim_folder(b, folder, 2).ok());
+    EXPECT_TRUE(claim_folder(a, folder, 1).ok());
+  }).join();
+  EXPECT_EQ(std::distance(fs::directory_iterator(folder), {}), 2);
 }
 
 TEST_F(RunDirTest, HyperparametersMayChangeOnlyOnRequest) {
