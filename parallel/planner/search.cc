@@ -89,9 +89,8 @@ class Search {
     const Degrees& d = q_.limits.degrees;
     if (d.tp > most_tensor())
       return fmt::format(
-          "tp {}: a node has {}; more only with --tp-across-nodes, up to the "
-          "{} "
-          "heads",
+          "tp {}: a node has {}; more only with --tp-across-nodes, up to "
+          "the {} heads",
           d.tp, plural(q_.machine.node_devices, "device"), q_.model.n_heads);
     if (d.pp > q_.model.n_layers)
       return fmt::format("pp {}: the model has {}", d.pp,
@@ -106,9 +105,8 @@ class Search {
     std::string why = "no plan has all of the given options";
     if (lim.B > 0 && q_.global_batch % lim.B != 0)
       why = fmt::format(
-          "a micro-batch of {} must divide the {} sequences of a "
-          "step",
-          lim.B, q_.global_batch);
+          "a micro-batch of {} must divide the {} sequences of a step", lim.B,
+          q_.global_batch);
     else if (lim.zero_stage > 1)
       why = fmt::format(
           "ZeRO stage {} is searched without a pipeline only; with one, 0 and "
@@ -116,9 +114,8 @@ class Search {
           lim.zero_stage);
     else if (lim.schedule == ScheduleKind::kInterleaved1F1B)
       why = fmt::format(
-          "an interleaved pipeline needs two chunks of layers a stage: pp of "
-          "at "
-          "most {} for {} layers",
+          "an interleaved pipeline needs two chunks of layers a stage: pp "
+          "of at most {} for {} layers",
           q_.model.n_layers / 2, q_.model.n_layers);
     return invalid_argument(fmt::format("no mesh of {} can be planned: {}",
                                         plural(q_.devices, "device"), why));

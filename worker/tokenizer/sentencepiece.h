@@ -4,9 +4,8 @@
 //
 //   normalizer_spec  no precompiled_charsmap (the rule `identity`);
 //                    add_dummy_prefix, remove_extra_whitespaces
-//   pieces           NORMAL, BYTE, USER_DEFINED and CONTROL; UNUSED ones that
-//   no
-//                    text becomes
+//   pieces           NORMAL, BYTE, USER_DEFINED and CONTROL; UNUSED ones if no
+//                    text becomes them
 //
 // Any other kind is refused by name. Tokens are those of the library, with one
 // departure: bytes that are not UTF-8 become their own BYTE pieces, where the
