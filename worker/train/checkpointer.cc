@@ -281,6 +281,7 @@ void Checkpointer::before_update(int64_t step) {
     return;
   const int64_t since = monotonic_ms();
   const bool begun = copy_ == Copy::kUnderWay;
+  ++copy_waits_;
   if (!begun) {
     staged_status_ = stage(copied_);
     copy_ = Copy::kStaged;
@@ -291,13 +292,12 @@ void Checkpointer::before_update(int64_t step) {
     if (monotonic_ms() - disk_moved_ms_.load() < kQuietLimitMs) board_.tick();
   }
   const int64_t waited_ms = monotonic_ms() - since;
-  ++copy_waits_;
   copy_waited_ms_ += waited_ms;
   log_.warn("checkpoint_copy_late",
             {{"reason", begun ? "the copy took longer than a step"
                               : "the file is not open yet"},
              {"waited_ms", waited_ms},
-             {"waits", copy_waits_},
+             {"waits", copy_waits_.load()},
              {"waited_ms_total", copy_waited_ms_}});
 }
 

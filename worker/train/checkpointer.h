@@ -102,7 +102,8 @@ class Checkpointer {
   // destructor may be called afterwards.
   void abandon_for_handoff();
   int64_t saved_step() const { return plan_.saved_step(); }
-  // How often before_update() waited or copied.
+  // How often before_update() waited or copied, from the begin of each. From
+  // any thread.
   int64_t copy_waits() const { return copy_waits_; }
 
  private:
@@ -159,7 +160,7 @@ class Checkpointer {
   Copy copy_ = Copy::kNone;
   RankState copied_;
   Status staged_status_;
-  int64_t copy_waits_ = 0;
+  std::atomic<int64_t> copy_waits_ = 0;
   int64_t copy_waited_ms_ = 0;
   BackgroundJob job_;  // last: jobs use the members above
 };
