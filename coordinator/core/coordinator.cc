@@ -83,7 +83,8 @@ void Coordinator::adopt_generation() {
   times_.begin(layout_of(durable_.assignment().mesh()),
                hosts_with_ranks(durable_));
   for (const pb::StepMetrics& m : options_.recent_metrics)
-    if (m.generation() == durable_.generation()) times_.add_step(m.step_s());
+    if (m.generation() == durable_.generation())
+      times_.add_step(m.step_s(), now_ms_);
   checkpoints_.adopt(durable_.finish());
   if (durable_.phase() != pb::Durable::ABORTING) return;
   failure_ = failure_of(durable_.cause());

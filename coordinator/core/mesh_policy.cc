@@ -94,7 +94,7 @@ planner::PlacementRequest MeshPolicy::request(const ClusterView& view,
   if (view.times != nullptr && chooses_axes_) {
     std::set<std::string> hosts;
     for (const planner::WorkerSlots& w : r.workers) hosts.insert(w.host);
-    r.measured = view.times->measured(hosts);
+    r.measured = view.times->measured(hosts, view.now_ms);
     r.link_bytes_per_s = view.times->link_bytes_per_s(hosts);
   }
   if (view.durable.mesh_request().scale() > 0 && !everyone) {

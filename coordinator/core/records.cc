@@ -30,7 +30,7 @@ void Coordinator::finish_steps(int64_t committed) {
     record(entry);
     detector_.note_step(entry.metrics->step_s());
     if (entry.metrics->generation() == durable_.generation())
-      times_.add_step(entry.metrics->step_s());
+      times_.add_step(entry.metrics->step_s(), now_ms_);
     if (change_began_ms_ >= 0 && durable_.phase() == pb::Durable::RUNNING)
       emit_training(entry.metrics->step());
   }

@@ -2,6 +2,7 @@
 
 #include <algorithm>
 #include <cmath>
+#include <iterator>
 #include <utility>
 
 namespace remesh::core {
@@ -12,6 +13,8 @@ constexpr size_t kEnoughSteps = 5;
 constexpr int kFirstSteps = 2;  // are slower: memory is touched first
 constexpr double kSmall = 0.1;  // difference, as a share
 constexpr double kUsualPauseS = 5;
+// What slowed a mesh down may be over after this time.
+constexpr int64_t kKeptMs = 3600 * 1000;
 constexpr double kDay = 24 * 3600;
 
 double median(const std::deque<double>& values) {
@@ -36,39 +39,41 @@ void StepTimes::keep(double seconds, std::deque<double>* in) {
 
 void StepTimes::begin(const geometry::Layout& layout,
                       std::set<std::string> hosts) {
-  at_ = Mesh{{.layout = layout}, std::move(hosts)};
+  at_ = Mesh{{.layout = layout, .hosts = std::move(hosts)}};
   steps_.clear();
   skip_ = kFirstSteps;
 }
 
-void StepTimes::add_step(double seconds) {
+void StepTimes::add_step(double seconds, int64_t now_ms) {
   if (!at_ || skip_-- > 0) return;
   skip_ = 0;
   keep(seconds, &steps_);
   if (steps_.size() < kEnoughSteps) return;
   const double now = median(steps_);
-  const auto it =
-      std::find_if(meshes_.begin(), meshes_.end(), [&](const Mesh& m) {
-        return m.step.layout == at_->step.layout && m.hosts == at_->hosts;
-      });
+  auto it = std::find_if(meshes_.begin(), meshes_.end(), [&](const Mesh& m) {
+    return m.step.layout == at_->step.layout && m.step.hosts == at_->step.hosts;
+  });
   if (it == meshes_.end()) {
     meshes_.push_back(*at_);
     meshes_.back().step.seconds = now;
+    it = std::prev(meshes_.end());
   } else if (std::abs(now - it->step.seconds) > kSmall * it->step.seconds) {
     it->step.seconds = now;
   }
+  it->at_ms = now_ms;
 }
 
 std::vector<planner::MeasuredStep> StepTimes::measured(
-    const std::set<std::string>& hosts) const {
+    const std::set<std::string>& hosts, int64_t now_ms) const {
   std::vector<planner::MeasuredStep> out;
   for (const Mesh& m : meshes_)
-    if (are_among(hosts, m.hosts)) out.push_back(m.step);
+    if (now_ms - m.at_ms < kKeptMs && are_among(hosts, m.step.hosts))
+      out.push_back(m.step);
   return out;
 }
 
 void StepTimes::set_link(double bytes_per_s) {
-  if (at_ && bytes_per_s > 0) links_[at_->hosts] = bytes_per_s;
+  if (at_ && bytes_per_s > 0) links_[at_->step.hosts] = bytes_per_s;
 }
 
 double StepTimes::link_bytes_per_s(const std::set<std::string>& hosts) const {

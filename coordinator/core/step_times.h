@@ -24,16 +24,16 @@ class StepTimes {
 
   // Steps that follow are made on that mesh, on these hosts.
   void begin(const geometry::Layout& layout, std::set<std::string> hosts);
-  void add_step(double seconds);
+  void add_step(double seconds, int64_t now_ms);
   // Bandwidth between its hosts, as its ranks measured it; 0 is ignored.
   void set_link(double bytes_per_s);
   void add_pause(double seconds) { keep(seconds, &pauses_); }
   void add_failure() { ++failures_; }
 
-  // The meshes of which enough steps were made, if all of their hosts are among
-  // these. Changes rarely: small differences are ignored.
+  // The meshes of which enough steps were made in the last hour, if all of
+  // their hosts are among these. Changes rarely: small differences are ignored.
   std::vector<planner::MeasuredStep> measured(
-      const std::set<std::string>& hosts) const;
+      const std::set<std::string>& hosts, int64_t now_ms) const;
   // Between these hosts, as far as it was measured; 0: it was not.
   double link_bytes_per_s(const std::set<std::string>& hosts) const;
   // Also if there is no other host.
@@ -47,7 +47,7 @@ class StepTimes {
  private:
   struct Mesh {
     planner::MeasuredStep step;
-    std::set<std::string> hosts;
+    int64_t at_ms = 0;  // of the last step
   };
   static void keep(double seconds, std::deque<double>* in);
 

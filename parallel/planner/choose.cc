@@ -106,7 +106,7 @@ Result<LayoutChoice> choose_preferred(const PlacementRequest& q,
       s = fits(q, l);
       *short_of_memory = *short_of_memory || !s.ok();
     }
-    if (s.ok()) return LayoutChoice{l, "the mesh asked for", ""};
+    if (s.ok()) return LayoutChoice{l, "the mesh asked for", "", {}};
     if (refused.ok()) refused = s;
   }
   if (!refused.ok()) return refused;
@@ -271,6 +271,40 @@ std::string prediction(const PlacementRequest& q, const Layout& l) {
                      100 * c.terms.bubble / c.total_s);
 }
 
+// The request if there were only these hosts.
+PlacementRequest only_on(PlacementRequest q,
+                         const std::set<std::string>& hosts) {
+  std::erase_if(q.workers,
+                [&](const WorkerSlots& w) { return !hosts.contains(w.host); });
+  return q;
+}
+
+// A smaller mesh that was clearly faster than a mesh of the size of `large` is
+// expected to be, given that one was tried.
+const MeasuredStep* faster_and_smaller(const PlacementRequest& q,
+                                       const Layout& large, int64_t needed) {
+  constexpr double kClearly = 1.1;
+  const auto is_as_large = [&](const MeasuredStep& m) {
+    return m.layout.world() == large.world();
+  };
+  if (!chooses_model_axes(q) ||
+      std::none_of(q.measured.begin(), q.measured.end(), is_as_large))
+    return nullptr;
+  double most_s = expected_step_s(q, large) / kClearly;
+  const MeasuredStep* best = nullptr;
+  for (const MeasuredStep& m : q.measured) {
+    if (m.layout.world() >= large.world() || m.layout.world() < needed ||
+        m.seconds >= most_s || !admit(*q.shape, m.layout).ok())
+      continue;
+    const PlacementRequest there = only_on(q, m.hosts);
+    if (offered_slots(there) < m.layout.world() || !fits(there, m.layout).ok())
+      continue;
+    best = &m;
+    most_s = m.seconds;
+  }
+  return best;
+}
+
 std::string limit_of(const PlacementRequest& q, int64_t offered,
                      const Layout& l, int64_t unit) {
   const bool model_axes = chooses_model_axes(q);
@@ -344,8 +378,14 @@ Result<LayoutChoice> choose_by_degrees(const PlacementRequest& q,
        most - world < kEverySize ? unit : (world / 16 / unit + 1) * unit)
     if (const auto best = best_of(q, world, admitted, parameters, &refusal)) {
       *short_of_memory = refusal.large.has_value();
-      return LayoutChoice{*best, limit_of(q, offered, *best, unit),
-                          prediction(q, *best)};
+      if (const MeasuredStep* m = faster_and_smaller(q, *best, needed))
+        return LayoutChoice{
+            m->layout,
+            fmt::format("{} is slower: {:.2g} s a step", best->to_string(),
+                        expected_step_s(q, *best)),
+            prediction(only_on(q, m->hosts), m->layout), m->hosts};
+      return LayoutChoice{
+          *best, limit_of(q, offered, *best, unit), prediction(q, *best), {}};
     }
   *short_of_memory = refusal.large.has_value();
   if (refusal.large) return fits(q, *refusal.large);

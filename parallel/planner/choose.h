@@ -3,6 +3,7 @@
 #pragma once
 
 #include <cstdint>
+#include <set>
 #include <string>
 
 #include "parallel/planner/placement.h"
@@ -11,8 +12,9 @@ namespace remesh::planner {
 
 struct LayoutChoice {
   geometry::Layout layout;
-  std::string limit;       // what keeps the mesh from being larger
-  std::string prediction;  // Placement.prediction
+  std::string limit;            // what keeps the mesh from being larger
+  std::string prediction;       // Placement.prediction
+  std::set<std::string> hosts;  // the only ones to use; empty: all
 };
 
 // Slots of all workers.

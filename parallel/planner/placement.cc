@@ -121,6 +121,10 @@ Result<Placement> place_mesh(const PlacementRequest& given) {
   PlacementRequest request = given;
   std::vector<std::string> left_out;
   ASSIGN_OR_RETURN(const LayoutChoice choice, choose(&request, &left_out));
+  if (!choice.hosts.empty())
+    std::erase_if(request.workers, [&](const WorkerSlots& w) {
+      return !choice.hosts.contains(w.host);
+    });
   Placement placement;
   placement.layout = choice.layout;
   placement.ranks = seat_ranks(request, choice.layout);

@@ -4,8 +4,11 @@
 //
 // Given degrees are kept. The others are chosen to use the most slots; among
 // meshes of one size, the one that fits into the hosts' memory and takes the
-// least time by predict_step() (local.h). With preferred layouts the first one
-// for which there are enough slots is taken. Remaining slots are hot spares.
+// least time by predict_step() (local.h). More slots do not always pay: where
+// the model axes are chosen, a smaller mesh that was measured to be clearly
+// faster than the large one gets the hosts on which it ran. With preferred
+// layouts the first one for which there are enough slots is taken. Remaining
+// slots are hot spares.
 //
 // Ranks of one tensor-parallel group communicate most, so they are placed on
 // one host where possible; a worker's ranks are contiguous as far as possible.
@@ -20,6 +23,7 @@
 
 #include <cstdint>
 #include <optional>
+#include <set>
 #include <string>
 #include <vector>
 
@@ -60,10 +64,11 @@ struct RankPlace {
   friend bool operator==(const RankPlace&, const RankPlace&) = default;
 };
 
-// What a step took on a mesh, of these workers' hosts.
+// What a step took on a mesh.
 struct MeasuredStep {
   geometry::Layout layout;
   double seconds = 0;
+  std::set<std::string> hosts;  // on which its ranks were
   friend bool operator==(const MeasuredStep&, const MeasuredStep&) = default;
 };
 

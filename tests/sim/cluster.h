@@ -208,6 +208,7 @@ class Cluster {
   void check_branch(const pb::StepMetrics& last, int64_t generation);
   void note_safe(int64_t generation, int64_t ms);
   uint64_t chain(int64_t step);
+  double step_seconds(const pb::Mesh& mesh) const;
 
   // ---- faults
   void choose_bad_host();

@@ -175,10 +175,10 @@ struct Weighing : Fixture {
   }
   void ran(const geometry::Layout& l, double step_s) {
     times.begin(l, {"host-a", "host-b", "host-c", "host-d"});
-    for (int i = 0; i < 9; ++i) times.add_step(step_s);
+    for (int i = 0; i < 9; ++i) times.add_step(step_s, 0);
   }
-  std::string change() {
-    ClusterView v = view(60'000);
+  std::string change(int64_t now_ms = 60'000) {
+    ClusterView v = view(now_ms);
     v.times = &times;
     const auto c = policy.wanted_change(v, 0);
     return c ? c->why : "";
@@ -222,6 +222,39 @@ TEST(MeshPolicy, AJoinShortlyBeforeTheEndIsNotWorthAPause) {
     f.hear(with_hardware("h", 2.0), 1000);
     EXPECT_EQ(f.change().empty(), left == 3) << f.change();
   }
+}
+
+// A host that slows the others down is tried, and tried again an hour later.
+TEST(MeshPolicy, ASmallerMeshThatWasFasterIsUsedAgain) {
+  Weighing f(1'000'000);
+  const std::set<std::string> fast = {"host-b", "host-c"};
+  f.times = StepTimes();
+  const geometry::Layout dp2{.dp = 2};
+  f.times.begin(dp2, fast);
+  for (int i = 0; i < 9; ++i) f.times.add_step(1, 1000);
+  ClusterView v = f.view(60'000);
+  v.times = &f.times;
+  EXPECT_EQ(f.policy.place(v)->layout.world(), 4) << "nobody has tried";
+  f.ran({.dp = 4}, 1.05);
+  EXPECT_EQ(f.policy.place(v)->layout.world(), 4) << "much the same";
+  f.ran({.dp = 4}, 2);
+  f.ran(f.best, 3);
+  const auto placed = f.policy.place(v);
+  ASSERT_TRUE(placed.ok());
+  EXPECT_EQ(placed->layout, dp2);
+  for (const auto& p : placed->ranks)
+    EXPECT_TRUE(fast.contains("host-" + p.worker)) << p.worker;
+  EXPECT_NE(placed->reason.find("2 spares (dp4 is slower: 2 s a step)"),
+            std::string::npos)
+      << placed->reason;
+  EXPECT_NE(f.change().find("faster: dp4 -> dp2 (1 s a step instead of 2 s"),
+            std::string::npos);
+  // Another request, for more slots than that, is another matter.
+  f.durable.mutable_mesh_request()->set_pinned("dp4");
+  EXPECT_EQ(f.policy.place(v)->layout, geometry::Layout{.dp = 4});
+  f.durable.mutable_mesh_request()->clear_pinned();
+  v.now_ms = 3'601'000;
+  EXPECT_EQ(f.policy.place(v)->layout.world(), 4);
 }
 
 TEST(MeshPolicy, CordonedHostsGetNoRanks) {

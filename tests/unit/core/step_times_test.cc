@@ -9,8 +9,13 @@ namespace {
 
 using Measured = std::vector<planner::MeasuredStep>;
 
-void add(StepTimes* t, int n, double seconds) {
-  for (int i = 0; i < n; ++i) t->add_step(seconds);
+void add(StepTimes* t, int n, double seconds, int64_t now_ms = 0) {
+  for (int i = 0; i < n; ++i) t->add_step(seconds, now_ms);
+}
+
+Measured measured(const StepTimes& t, const std::set<std::string>& hosts,
+                  int64_t now_ms = 0) {
+  return t.measured(hosts, now_ms);
 }
 
 TEST(StepTimes, AMeshIsMeasuredByTheMedianOfItsStepsButTheFirst) {
@@ -19,14 +24,15 @@ TEST(StepTimes, AMeshIsMeasuredByTheMedianOfItsStepsButTheFirst) {
   t.begin({.dp = 2}, {"a", "b"});
   add(&t, 2, 90);
   add(&t, 4, 1);
-  EXPECT_EQ(t.measured({"a", "b"}), Measured{});
+  EXPECT_EQ(measured(t, {"a", "b"}), Measured{});
   add(&t, 1, 50);
-  EXPECT_EQ(t.measured({"a", "b"}), (Measured{{{.dp = 2}, 1}}));
+  EXPECT_EQ(measured(t, {"a", "b"}), (Measured{{{.dp = 2}, 1, {"a", "b"}}}));
   add(&t, 20, 1.05);  // a small difference
-  EXPECT_EQ(t.measured({"a", "b"}), (Measured{{{.dp = 2}, 1}}));
+  EXPECT_EQ(measured(t, {"a", "b"}), (Measured{{{.dp = 2}, 1, {"a", "b"}}}));
   add(&t, 20, 2);
-  EXPECT_EQ(t.measured({"a", "b", "c"}), (Measured{{{.dp = 2}, 2}}));
-  EXPECT_EQ(t.measured({"a", "c"}), Measured{}) << "other hosts";
+  EXPECT_EQ(measured(t, {"a", "b", "c"}),
+            (Measured{{{.dp = 2}, 2, {"a", "b"}}}));
+  EXPECT_EQ(measured(t, {"a", "c"}), Measured{}) << "other hosts";
 }
 
 TEST(StepTimes, MeshesAreKeptApart) {
@@ -37,8 +43,22 @@ TEST(StepTimes, MeshesAreKeptApart) {
   add(&t, 9, 3);
   t.begin({.dp = 2}, {"b"});
   add(&t, 9, 5);
-  EXPECT_EQ(t.measured({"a"}), (Measured{{{.dp = 2}, 1}, {{.tp = 2}, 3}}));
-  EXPECT_EQ(t.measured({"b"}), (Measured{{{.dp = 2}, 5}}));
+  EXPECT_EQ(measured(t, {"a"}),
+            (Measured{{{.dp = 2}, 1, {"a"}}, {{.tp = 2}, 3, {"a"}}}));
+  EXPECT_EQ(measured(t, {"b"}), (Measured{{{.dp = 2}, 5, {"b"}}}));
+}
+
+TEST(StepTimes, AMeshIsForgottenAnHourAfterItsLastStep) {
+  constexpr int64_t kHourMs = 3'600'000;
+  StepTimes t;
+  t.begin({.dp = 4}, {"a", "b"});
+  add(&t, 9, 3, 1000);
+  t.begin({.dp = 2}, {"a"});
+  add(&t, 9, 1, 1000);
+  add(&t, 1, 1, kHourMs);
+  EXPECT_EQ(measured(t, {"a", "b"}, kHourMs + 999).size(), 2u);
+  EXPECT_EQ(measured(t, {"a", "b"}, kHourMs + 1000),
+            (Measured{{{.dp = 2}, 1, {"a"}}}));
 }
 
 TEST(StepTimes, TheSlowestLinkOfTheHostsCounts) {
@@ -65,7 +85,7 @@ TEST(StepTimes, NonsenseIsNotCounted) {
   add(&t, 9, -1);
   add(&t, 9, std::numeric_limits<double>::infinity());
   add(&t, 9, std::numeric_limits<double>::quiet_NaN());
-  EXPECT_TRUE(t.measured({"a"}).empty());
+  EXPECT_TRUE(measured(t, {"a"}).empty());
 }
 
 TEST(StepTimes, PausesAndFailures) {

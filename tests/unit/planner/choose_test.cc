@@ -169,16 +169,17 @@ TEST(Choose, WhatIsKnownIsLeftForAClearGainOnly) {
   const Layout other =
       best == Layout{.dp = 4} ? Layout{.tp = 4} : Layout{.dp = 4};
   const auto after = [&](double of_best, double of_other) {
-    q.measured = {{other, of_other * predict_step(q, best).total_s}};
+    q.measured = {{other, of_other * predict_step(q, best).total_s, {"a"}}};
     if (of_best > 0)
-      q.measured.push_back({best, of_best * predict_step(q, best).total_s});
+      q.measured.push_back(
+          {best, of_best * predict_step(q, best).total_s, {"a"}});
     return place_mesh(q)->layout;
   };
   EXPECT_EQ(after(2, 1), other);
   EXPECT_EQ(after(1, 2), best);
   const ModelError one = model_error(q);
   EXPECT_NEAR(one.doubt, 1.25, 0.01);
-  q.measured = {{best, 1}, {other, 1}};
+  q.measured = {{best, 1, {"a"}}, {other, 1, {"a"}}};
   q.measured[0].seconds = predict_step(q, best).total_s;
   q.measured[1].seconds = 9 * predict_step(q, other).total_s;
   EXPECT_NEAR(model_error(q).factor, 3, 1e-9);
