@@ -11,6 +11,7 @@
 #include "coordinator/rundir/run_dir.h"
 #include "coordinator/rundir/run_keys.h"
 #include "proto/base/clock.h"
+#include "proto/base/sharing.h"
 #include "proto/base/text.h"
 
 namespace remesh::ctl {
@@ -280,7 +281,8 @@ find them there. Others need --key FILE. SECURITY.md has the details.)");
     declare(verb, c, o.get());
     add_json_option(c, &o->json);
     c->callback([o, code, run = verb.run] {
-      const Result<KeyDone> done = run(*o);
+      const Status own = share_new_files(/*group=*/"");
+      const Result<KeyDone> done = own.ok() ? run(*o) : own;
       *code = exit_code(done.ok() ? Result<int>(kExitOk) : done.status());
       if (!done.ok()) return;
       if (o->json)

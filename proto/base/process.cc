@@ -4,6 +4,7 @@
 #include <fmt/format.h>
 #include <pwd.h>
 #include <sys/resource.h>
+#include <sys/stat.h>
 #include <unistd.h>
 
 #include <algorithm>
@@ -60,6 +61,8 @@ uint64_t host_id() {
   }
   std::error_code ignored;
   facts += std::filesystem::read_symlink("/proc/self/ns/net", ignored).string();
+  struct stat shm {};
+  if (stat("/dev/shm", &shm) == 0) facts += fmt::format("\n{}", shm.st_dev);
   return std::max<uint64_t>(1, hash64(facts));
 }
 

@@ -11,8 +11,8 @@ namespace remesh {
 // The name of this machine, as gethostname() reports it.
 std::string host_name();
 
-// A number of this machine, its boot and its network, which tells it from
-// others of the same name. Not 0.
+// A number of this machine, its boot, its network and its /dev/shm, which tells
+// it from others of the same name, and containers on it from each other. Not 0.
 uint64_t host_id();
 // The name of this machine or, when that is one that many machines have, such
 // as localhost, the name and host_id(): "localhost-1a2b3c4d".

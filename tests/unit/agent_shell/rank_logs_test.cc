@@ -50,6 +50,12 @@ TEST(RankLogs, OutputsOpenWithTheirFolder) {
   EXPECT_EQ(outputs.fd(1), -1);
   EXPECT_EQ(log_tail(rank_log_paths(folder, 5), 1, 9),
             std::vector<std::string>{"x"});
+  // Another member of the group may make links in RUN/logs.
+  const std::string link = log_folder(dir.path(), 4);
+  std::filesystem::create_directory(dir / "other");
+  std::filesystem::create_directory_symlink(dir / "other", link);
+  EXPECT_FALSE(RankOutputs().open(link, {0}).ok());
+  EXPECT_EQ(num_entries(dir / "other"), 0);
   std::ofstream(dir / "file") << "";
   const Status bad = RankOutputs().open(dir / "file/logs", {0});
   EXPECT_NE(bad.message().find("file/logs"), std::string::npos);

@@ -3,6 +3,8 @@
 
 #include <fcntl.h>
 #include <gtest/gtest.h>
+#include <sched.h>
+#include <sys/mount.h>
 #include <sys/resource.h>
 #include <sys/wait.h>
 #include <unistd.h>
@@ -102,6 +104,26 @@ TEST(Process, ACommonHostNameIsMadeUnique) {
   EXPECT_NE(host_id(), 0U);
   EXPECT_EQ(host_id(), host_id());
   EXPECT_TRUE(host_identity().starts_with(host_name())) << host_identity();
+}
+
+// Two containers may share the network and the name of their host, but not the
+// states that they keep in memory.
+TEST(Process, AHostWithAnotherShmIsAnotherHost) {
+  const uint64_t here = host_id();
+  constexpr int kCannot = 2;
+  const pid_t child = fork();
+  if (child == 0) {
+    if (unshare(CLONE_NEWNS) != 0 ||
+        mount("", "/", nullptr, MS_REC | MS_PRIVATE, nullptr) != 0 ||
+        mount("shm", "/dev/shm", "tmpfs", 0, nullptr) != 0)
+      _exit(kCannot);
+    _exit(host_id() == here ? 1 : 0);
+  }
+  int status = 0;
+  ASSERT_EQ(waitpid(child, &status, 0), child);
+  ASSERT_TRUE(WIFEXITED(status));
+  if (WEXITSTATUS(status) == kCannot) GTEST_SKIP() << "needs mount";
+  EXPECT_EQ(WEXITSTATUS(status), 0);
 }
 
 TEST(Process, TheLimitOfOpenFilesIsRaised) {

@@ -137,6 +137,30 @@ TEST_F(DoorTest, AKeyFileOthersCanReadIsNotUsed) {
   EXPECT_NE(door.status().message().find("chmod 600"), std::string::npos);
 }
 
+TEST_F(DoorTest, AFolderOfKeysThatOthersMayChangeIsNotUsed) {
+  const auto refused = [&](const char* why) {
+    const auto door =
+        Door::open(*fs_, {.run = run_, .job = "job", .make = true});
+    return !door.ok() && door.status().message().find(why) != std::string::npos;
+  };
+  const std::string keys = rundir::keys_path(run_);
+  // Someone else made it before the run started.
+  std::filesystem::create_directories(dir_.path() + "/elsewhere");
+  std::filesystem::create_directory(run_);
+  std::filesystem::create_symlink(dir_.path() + "/elsewhere", keys);
+  EXPECT_TRUE(refused("not a link"));
+  EXPECT_TRUE(std::filesystem::is_empty(dir_.path() + "/elsewhere"));
+  std::filesystem::remove(keys);
+  ASSERT_TRUE(rundir::make_keys(*fs_, run_).ok());
+  chmod(keys.c_str(), 0770);
+  EXPECT_TRUE(refused("chmod 700"));
+  chmod(keys.c_str(), 0700);
+  EXPECT_FALSE(refused(""));
+  if (geteuid() != 0) return;
+  ASSERT_EQ(chown(keys.c_str(), 12345, 0), 0);
+  EXPECT_TRUE(refused("uid 12345"));
+}
+
 TEST_F(DoorTest, EachRoleMaySendItsOwnMessagesOnly) {
   const std::string worker = allow("worker", "a");
   const std::string oper = allow("operator", "b");

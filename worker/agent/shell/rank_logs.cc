@@ -79,6 +79,9 @@ Status RankOutputs::open(const std::string& folder,
     fs::create_directories(folder, error);
   else if (!error)
     error = std::make_error_code(std::errc::no_such_file_or_directory);
+  // Another member of the group may have put a link there.
+  if (!error && fs::is_symlink(folder, error))
+    error = std::make_error_code(std::errc::too_many_symbolic_link_levels);
   for (const int rank : ranks) {
     if (error) break;
     const int fd = ::open(

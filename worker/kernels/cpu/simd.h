@@ -107,7 +107,7 @@ struct SimdOps {
   void (*adamw)(const AdamWConstants& c, int64_t n, float* g, const float* p,
                 const float* m, const float* v, float* new_p, float* new_m,
                 float* new_v);
-  // Floats of scratch for one attention task (the larger of both directions).
+  // Floats of scratch for one attention task of that use.
   int64_t (*attention_scratch)(const AttentionSegment& s, AttentionUse use);
 };
 
