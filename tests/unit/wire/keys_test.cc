@@ -124,7 +124,7 @@ TEST_F(KeysTest, AMembersMessagesArriveWithItsKey) {
   ASSERT_TRUE(r);
   EXPECT_EQ(r->key, member_.public_key);
   ASSERT_TRUE(bound_->send(r->peer, report("back")));
-  for (int i = 0; i < 200; ++i) {
+  for (int i = 0; i < 3000; ++i) {
     if (auto e = client->receive()) {
       EXPECT_EQ(e->report().worker(), "back");
       EXPECT_EQ(client->trouble(), "");
