@@ -22,6 +22,13 @@ int64_t offered_slots(const PlacementRequest& q) {
   return offered;
 }
 
+PlacementRequest only_on(PlacementRequest q,
+                         const std::set<std::string>& hosts) {
+  std::erase_if(q.workers,
+                [&](const WorkerSlots& w) { return !hosts.contains(w.host); });
+  return q;
+}
+
 namespace {
 
 using geometry::Layout;
@@ -269,14 +276,6 @@ std::string prediction(const PlacementRequest& q, const Layout& l) {
          fmt::format(", {:.0f} % of it exposed communication, {:.0f} % bubble",
                      100 * c.terms.exposed() / c.total_s,
                      100 * c.terms.bubble / c.total_s);
-}
-
-// The request if there were only these hosts.
-PlacementRequest only_on(PlacementRequest q,
-                         const std::set<std::string>& hosts) {
-  std::erase_if(q.workers,
-                [&](const WorkerSlots& w) { return !hosts.contains(w.host); });
-  return q;
 }
 
 // A smaller mesh that was clearly faster than a mesh of the size of `large` is

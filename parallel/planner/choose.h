@@ -20,6 +20,10 @@ struct LayoutChoice {
 // Slots of all workers.
 int64_t offered_slots(const PlacementRequest& request);
 
+// The request if there were only these hosts.
+PlacementRequest only_on(PlacementRequest request,
+                         const std::set<std::string>& hosts);
+
 // REQUIRES: the request's numbers are in range, which place_mesh() checks.
 // *short_of_memory: whether memory rules out a larger mesh, or one that is
 // preferred. Fails like place_mesh().

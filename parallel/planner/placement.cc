@@ -122,9 +122,7 @@ Result<Placement> place_mesh(const PlacementRequest& given) {
   std::vector<std::string> left_out;
   ASSIGN_OR_RETURN(const LayoutChoice choice, choose(&request, &left_out));
   if (!choice.hosts.empty())
-    std::erase_if(request.workers, [&](const WorkerSlots& w) {
-      return !choice.hosts.contains(w.host);
-    });
+    request = only_on(std::move(request), choice.hosts);
   Placement placement;
   placement.layout = choice.layout;
   placement.ranks = seat_ranks(request, choice.layout);

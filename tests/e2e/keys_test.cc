@@ -36,6 +36,17 @@ class KeysTest : public E2e {
     ASSERT_TRUE(c().coordinator().wait_ms(kEndMs));
     c().start_coordinator();
   }
+  void expect_in_logs_of_workers(const std::string& text) {
+    for (const char* worker : {"w1", "w2"})
+      EXPECT_TRUE(testing::wait_until(
+          [&] {
+            return testing::read_whole(c().run_dir() + "/logs/worker-" +
+                                       worker + ".log")
+                       .find(text) != std::string::npos;
+          },
+          kEndMs))
+          << worker;
+  }
   // Steps that finish from now on, without another generation.
   void expect_undisturbed(int64_t generation, int64_t steps = 5) {
     EXPECT_TRUE(c().wait_for_step(c().last_step() + steps)) << c().describe();
@@ -131,15 +142,7 @@ TEST_F(KeysTest, MembersSurviveNewKeysOnBothSides) {
   expect_done({"key", "rotate", "worker", c().run_dir()});
   const auto own = wire::read_public_key(key("worker"));
   ASSERT_TRUE(own.ok()) << own.status().message();
-  for (const char* worker : {"w1", "w2"})
-    ASSERT_TRUE(testing::wait_until(
-        [&] {
-          return testing::read_whole(c().run_dir() + "/logs/worker-" + worker +
-                                     ".log")
-                     .find(*own) != std::string::npos;
-        },
-        kEndMs))
-        << worker;
+  expect_in_logs_of_workers(*own);
   expect_undisturbed(generation);
   expect_done({"key", "revoke", "worker-old", c().run_dir()});
   expect_undisturbed(generation, 10);
@@ -190,6 +193,11 @@ TEST_F(KeysTest, AJobSecretAdmitsWorkers) {
   ASSERT_TRUE(c().wait_for_dp(2)) << c().describe();
   const int64_t generation = c().metrics().back()["generation"];
   kill_and_restart_coordinator();
+  expect_undisturbed(generation);
+  // Workers present the next secret before the former one is revoked.
+  expect_done({"key", "rotate", "batch", c().run_dir()});
+  expect_in_logs_of_workers("keys_changed");
+  expect_done({"key", "revoke", "batch-old", c().run_dir()});
   expect_undisturbed(generation);
   // A name that the secret does not admit, and the secret of another job.
   c().start_worker(

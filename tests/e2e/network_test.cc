@@ -142,8 +142,10 @@ TEST_F(NetworkTest, ALinkSaturatedByMpiSilencesNoWorker) {
 }
 
 // What the hosts do is measured when they join, and their link when the first
-// mesh starts. Over a slow one a pipeline sends the least, unless its stages
-// have to be replicated.
+// mesh starts. With two microbatches a pipeline is idle for a third of a step:
+// longer than gradients take over a link of the assumed speed, whatever the
+// processor. Over a slow one it sends the least, unless its stages have to be
+// replicated.
 TEST_F(NetworkTest, TheMeshFollowsTheLinkBetweenHosts) {
   make(endless({{"parallel.tensor_parallel_degree", "-1"},
                 {"parallel.pipeline_parallel_degree", "-1"},
@@ -151,7 +153,9 @@ TEST_F(NetworkTest, TheMeshFollowsTheLinkBetweenHosts) {
                 {"elastic.replicate_every", "0"},
                 {"checkpoint.interval", "0"},
                 {"model.dim", "128"},
-                {"model.hidden_dim", "1024"},
+                {"model.hidden_dim", "2048"},
+                {"train.seq_len", "256"},
+                {"train.local_batch_size", "4"},
                 {"train.global_batch_size", "8"}}));
   start_coordinator();
   for (const int host : {1, 2}) {

@@ -102,8 +102,8 @@ class Checkpointer {
   // destructor may be called afterwards.
   void abandon_for_handoff();
   int64_t saved_step() const { return plan_.saved_step(); }
-  // How often before_update() waited or copied, from the begin of each. From
-  // any thread.
+  // How often before_update() waited or copied, from the beginning of each.
+  // From any thread.
   int64_t copy_waits() const { return copy_waits_; }
 
  private:

@@ -26,7 +26,7 @@ class RankProcess {
   RankProcess(const RankProcess&) = delete;
   RankProcess& operator=(const RankProcess&) = delete;
   void kill_it();
-  // Exit code, or -signal. Fails the test after a minute.
+  // Exit code, or -signal. Fails the test after five minutes.
   int wait();
   bool ended();
 

@@ -623,11 +623,17 @@ TEST(Channel, AClientLearnsTheVersionOfItsServer) {
 TEST(Channel, AClientWithoutAKeyLearnsThatItIsRefused) {
   RawServer server;
   auto client = connect_or_die(server.address());
-  server.accept().reset();
+  // A reset before the client has begun is a connection that failed.
+  const auto refuse = [&] {
+    RawPeer peer = server.accept();
+    EXPECT_TRUE(peer.receives("\xff"));  // the first byte of a greeting
+    peer.reset();
+  };
+  refuse();
   EXPECT_FALSE(receive(*client, 0));
   EXPECT_EQ(client->trouble(), "") << "a coordinator that ends does so too";
   for (int i = 0; i < 20 && client->trouble().empty(); ++i) {
-    server.accept().reset();
+    refuse();
     EXPECT_FALSE(receive(*client, 0));
   }
   EXPECT_NE(client->trouble().find("demands a key"), std::string::npos);
