@@ -249,7 +249,10 @@ Result<int> prune(const CheckpointOptions& o) {
   for (const manifest::Found& f : found) {  // newest first
     if (f.kept) kept.insert(f.step);
     if (!f.status.ok()) {
-      invalid.push_back(f.step);
+      // One that cannot be read now may be good.
+      if (f.status.code() == Code::kCorrupt ||
+          f.status.code() == Code::kNotFound)
+        invalid.push_back(f.step);
       continue;
     }
     if (!manifest::check_run(f.manifest, id).ok()) continue;
@@ -269,6 +272,11 @@ Result<int> prune(const CheckpointOptions& o) {
     if (!o.dry_run) {
       RETURN_IF_ERROR(remove_all(*files, old));
       RETURN_IF_ERROR(files->rename(path, old));
+      // Somebody has asked for it to be kept since it was looked at.
+      if (files->exists(path_join(old, manifest::kKeepName))) {
+        RETURN_IF_ERROR(files->rename(old, path));
+        continue;
+      }
       RETURN_IF_ERROR(files->sync_dir(folder));
       RETURN_IF_ERROR(remove_all(*files, old));
     }
@@ -319,9 +327,15 @@ exist, unless `remesh checkpoint keep` or checkpoint.keep_every_n keeps it.)");
   const auto add = [&](const char* name, const char* help, bool one,
                        Result<int> (*command)(const CheckpointOptions&)) {
     c = checkpoint->add_subcommand(name, help);
-    c->add_option("RUN_OR_CHECKPOINT", o->target,
-                  "Run directory or one checkpoint. Default: the newest run "
-                  "in ./runs");
+    CLI::Option* const target = c->add_option(
+        "RUN_OR_CHECKPOINT", o->target,
+        "Run directory or one checkpoint. Default: the run that is training, "
+        "else the newest in ./runs, else the one used last");
+    // What cannot be undone is done to no run that nobody has named.
+    if (command == prune)
+      target->required()
+          ->option_text("RUN REQUIRED")
+          ->description("Run directory");
     if (one) {
       c->add_option("--step", o->step,
                     fmt::format("Step of the checkpoint. Default: {}",

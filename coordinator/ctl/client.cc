@@ -7,6 +7,7 @@
 #include <chrono>
 #include <cstdlib>
 #include <thread>
+#include <utility>
 
 #include "coordinator/ctl/verbs.h"
 #include "coordinator/rundir/job_files.h"
@@ -47,31 +48,46 @@ Result<std::unique_ptr<wire::Client>> connect(const Target& target) {
   return wire::Client::connect(target.address, keys);
 }
 
+// All copies of a command have one id: the reply to any of them will do.
+constexpr uint64_t kCommandId = 1;
+constexpr uint64_t kEndId = 2;
+
+pb::Command end_request() {
+  pb::Command command = status_request();
+  command.set_id(kEndId);
+  command.set_at_end(true);
+  return command;
+}
+
 // One command and its reply. Unavailable after kReplyMs or kChangeReplyMs;
 // InvalidArgument after kReplyMs if the coordinator refuses this program.
-Result<pb::Reply> exchange(const Target& target, const pb::Command& command) {
+Result<pb::Reply> exchange(const Target& target, const pb::Command& command,
+                           Connection* kept) {
   const std::string& address = target.address;
-  ASSIGN_OR_RETURN(const auto client, connect(target));
-  pb::Envelope envelope;
+  ASSIGN_OR_RETURN(auto client, connect(target));
+  pb::Envelope envelope, at_end;
   *envelope.mutable_command() = command;
-  // All copies have one id: the reply to any of them will do.
-  envelope.mutable_command()->set_id(1);
+  envelope.mutable_command()->set_id(kCommandId);
+  *at_end.mutable_command() = end_request();
   const int64_t patience_ms =
       command.kind() == pb::Command::STATUS ? kReplyMs : kChangeReplyMs;
-  const int64_t begin = monotonic_ms();
-  const auto deadline = [&] {
-    return begin + (client->trouble().empty() ? patience_ms : kReplyMs);
-  };
+  int64_t waited_ms = 0;  // without what this process itself was stopped for
+  int64_t last_ms = monotonic_ms();
   int64_t send_at = 0;
-  for (int64_t now = begin; now < deadline(); now = monotonic_ms()) {
+  while (waited_ms < (client->trouble().empty() ? patience_ms : kReplyMs)) {
+    const int64_t now = monotonic_ms();
+    waited_ms +=
+        std::min<int64_t>(now - std::exchange(last_ms, now), kResendMs);
     if (now >= send_at) {
+      if (kept != nullptr) client->send(at_end);
       client->send(envelope);
       send_at = now + kResendMs;
     }
     while (auto received = client->receive()) {
-      if (received->has_reply() && received->reply().id() == 1) {
-        return std::move(*received->mutable_reply());
-      }
+      if (!received->has_reply() || received->reply().id() != kCommandId)
+        continue;
+      if (kept != nullptr) *kept = {address, std::move(client)};
+      return std::move(*received->mutable_reply());
     }
     if (const auto theirs = client->foreign_version())
       return internal(fmt::format(
@@ -241,22 +257,32 @@ std::string why_not_running(const std::string& run) {
       newest.state_step > 0 ? "; " : "", rundir::state_text(newest), resume);
 }
 
-Result<pb::JobStatus> send_command(const Target& target,
-                                   const pb::Command& command) {
+namespace {
+
+Result<pb::JobStatus> send_to(const Target& target, const pb::Command& command,
+                              Connection* kept) {
   if (!target.run_dir.empty() && !coordinator_may_answer(target))
     return ended(rundir::short_path(target.run_dir) + ": " +
                  why_not_running(target.run_dir));
-  ASSIGN_OR_RETURN(const pb::Reply reply, exchange(target, command));
+  ASSIGN_OR_RETURN(const pb::Reply reply, exchange(target, command, kept));
   if (!reply.ok()) return Status(code_named(reply.code()), reply.error());
   return reply.status();
 }
 
-Result<pb::JobStatus> send_command(const std::string& run,
+}  // namespace
+
+Result<pb::JobStatus> send_command(const Target& target,
                                    const pb::Command& command) {
+  return send_to(target, command, nullptr);
+}
+
+Result<pb::JobStatus> send_command(const std::string& run,
+                                   const pb::Command& command,
+                                   Connection* kept) {
   ASSIGN_OR_RETURN(Target target, find_target(run));
   if (command.kind() != pb::Command::STATUS)
     RETURN_IF_ERROR(await_restart(&target));
-  return send_command(target, command);
+  return send_to(target, command, kept);
 }
 
 void wait_for_next_poll() {
@@ -269,10 +295,7 @@ bool has_ended(pb::JobStatus::State state) {
 }
 
 std::optional<pb::JobStatus> await_end(CommandClient* client) {
-  pb::Command command = status_request();
-  command.set_id(1);  // a reply to any of them is good
-  command.set_at_end(true);
-  client->send(command);
+  client->send(end_request());
   wait_for_next_poll();
   auto reply = client->poll();
   if (!reply || !has_ended(reply->status().state())) return std::nullopt;

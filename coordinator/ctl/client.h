@@ -26,10 +26,17 @@ Result<Target> find_target(const std::string& named);
 // if it does not reply in time, or the error of a refused command.
 Result<pb::JobStatus> send_command(const Target& target,
                                    const pb::Command& command);
+// A connection on which the coordinator was asked, before it got a command, to
+// tell of the end of the job: that may come before anything else is asked.
+struct Connection {
+  std::string address;
+  std::unique_ptr<wire::Client> client;
+};
 // The same with the address read again: a coordinator may have restarted, and a
-// request for a change gives it a moment for that.
+// request for a change gives it a moment for that. *kept: for await_end().
 Result<pb::JobStatus> send_command(const std::string& run,
-                                   const pb::Command& command);
+                                   const pb::Command& command,
+                                   Connection* kept = nullptr);
 
 pb::Command status_request();
 
@@ -53,7 +60,10 @@ bool has_ended(pb::JobStatus::State state);
 class CommandClient {
  public:
   // `run`: a run directory or an address.
-  explicit CommandClient(std::string run) : run_(std::move(run)) {}
+  explicit CommandClient(std::string run, Connection connection = {})
+      : run_(std::move(run)),
+        address_(std::move(connection.address)),
+        client_(std::move(connection.client)) {}
   // Abandons the previous command, unless that has the same id; without an id
   // the command gets a new one. Connects first if need be, also to another
   // coordinator than before; does nothing if the run has none.

@@ -174,10 +174,11 @@ std::string why_declined(const pb::JobStatus& status) {
 Result<ControlDone> stop(const ControlOptions& o) {
   pb::Command command = command_of(pb::Command::STOP);
   command.set_discard(o.discard);
-  ASSIGN_OR_RETURN(pb::JobStatus status, send_command(o.run, command));
+  Connection kept;
+  ASSIGN_OR_RETURN(pb::JobStatus status, send_command(o.run, command, &kept));
   const std::string run_dir = status.run_dir();
   const std::string run = run_of(status, o);
-  CommandClient ending(run);
+  CommandClient ending(run, std::move(kept));
   while (!has_ended(status.state())) {
     if (!status.stop_requested())
       return exhausted(fmt::format(

@@ -41,9 +41,11 @@ std::optional<int> Detached::exit_code_of_parent() {
     if (n < 0 && errno != EINTR) break;
   }
   int status = 0;
-  while (::waitpid(child_, &status, 0) < 0 && errno == EINTR) {
-  }
-  return WIFEXITED(status) ? WEXITSTATUS(status) : int{kExitFailed};
+  pid_t ended = -1;
+  do ended = ::waitpid(child_, &status, 0);
+  while (ended < 0 && errno == EINTR);
+  return ended == child_ && WIFEXITED(status) ? WEXITSTATUS(status)
+                                              : int{kExitFailed};
 }
 
 void Detached::say_running(const std::string& file) {

@@ -81,14 +81,18 @@ Status adapt(const pb::Job& before, int64_t step, pb::Job* job,
   return ok_status();
 }
 
-// The same bytes under another name; a link costs nothing.
-Status link_or_copy(const std::string& from, const std::string& to) {
+// The same bytes under another name, in the place of what a fork that was
+// killed has left; a link costs nothing.
+Status link_or_copy(FileSystem& files, const std::string& from,
+                    const std::string& to) {
   std::error_code error;
+  fs::remove(to, error);
   fs::create_hard_link(from, to, error);
   if (!error) return ok_status();
   fs::copy_file(from, to, error);
   if (error) return io_error(to + ": cannot copy: " + error.message());
-  return ok_status();
+  ASSIGN_OR_RETURN(const auto copy, files.open_to_write(to));
+  return copy->sync();
 }
 
 // The manifest is last: without it there is no checkpoint.
@@ -96,10 +100,10 @@ Status put_checkpoint(FileSystem& files, const std::string& from,
                       const std::string& to, const pb::Manifest& m) {
   RETURN_IF_ERROR(files.create_dirs(to));
   for (const pb::ShardFile& s : m.shards())
-    RETURN_IF_ERROR(
-        link_or_copy(path_join(from, s.name()), path_join(to, s.name())));
+    RETURN_IF_ERROR(link_or_copy(files, path_join(from, s.name()),
+                                 path_join(to, s.name())));
   if (m.has_index())
-    RETURN_IF_ERROR(link_or_copy(path_join(from, m.index().name()),
+    RETURN_IF_ERROR(link_or_copy(files, path_join(from, m.index().name()),
                                  path_join(to, m.index().name())));
   RETURN_IF_ERROR(files.sync_dir(to));
   return write_file_atomically(files, path_join(to, manifest::kManifestName),
@@ -124,22 +128,40 @@ Status put_history(FileSystem& files, const std::string& from,
                     rundir::event_line(e) + "\n");
 }
 
+// The history makes it a run, so it comes after the checkpoint.
 Status fill(FileSystem& files, const std::string& from,
             const manifest::Found& start, const pb::Job& job,
-            const rundir::RunLock& lock, const std::string& to) {
-  if (lock.was_run())
-    return already_exists(to + ": is a run already; give another --out");
-  RETURN_IF_ERROR(rundir::check_unused(files, to));
+            const std::string& checkpoint, const std::string& to) {
   pb::Manifest m = start.manifest;
   m.set_run_id(rundir::new_run_id(to));
   m.set_job(job.job().name());
+  RETURN_IF_ERROR(put_checkpoint(files, start.path, checkpoint, m));
   RETURN_IF_ERROR(put_history(files, from, to, start.step));
-  RETURN_IF_ERROR(put_checkpoint(
-      files, start.path,
-      path_join(rundir::checkpoints_path(to, job.checkpoint().folder()),
-                manifest::step_name(start.step)),
-      m));
   return rundir::write_job(files, job, to, m.run_id());
+}
+
+// Leaves nothing of a fork that fails.
+Status make_run(FileSystem& files, const std::string& from,
+                const manifest::Found& start, const pb::Job& job,
+                const std::string& to) {
+  ASSIGN_OR_RETURN(const auto lock, rundir::RunLock::acquire(to));
+  if (lock->was_run())
+    return already_exists(to + ": is a run already; give another --out");
+  const std::string folder =
+      rundir::checkpoints_path(to, job.checkpoint().folder());
+  const std::string checkpoint =
+      path_join(folder, manifest::step_name(start.step));
+  Status made = lock->begin(files);
+  if (made.ok() && files.exists(path_join(checkpoint, manifest::kManifestName)))
+    made = already_exists(checkpoint + ": exists; give another --out");
+  if (made.ok()) {
+    made = fill(files, from, start, job, checkpoint, to);
+    if (!made.ok()) (void)remove_all(files, checkpoint).ok();
+    if (!made.ok() && folder.starts_with(to + "/"))
+      (void)files.remove(folder).ok();  // if it is empty
+  }
+  if (!made.ok()) lock->remove_unstarted(files);
+  return made;
 }
 
 Result<int> fork_run(const ForkOptions& o) {
@@ -165,11 +187,7 @@ Result<int> fork_run(const ForkOptions& o) {
   };
   if (folder_of(to, job) == folder_of(run, before))
     job.mutable_checkpoint()->set_folder("checkpoints");
-  ASSIGN_OR_RETURN(const auto lock, rundir::RunLock::acquire(to));
-  if (Status s = fill(*files, run, start, job, *lock, to); !s.ok()) {
-    lock->remove_unstarted(*files);
-    return s;
-  }
+  RETURN_IF_ERROR(make_run(*files, run, start, job, to));
   rundir::note_run(to);
   if (o.json) {
     print_json({{"run_dir", to}, {"from", run}, {"step", start.step}});

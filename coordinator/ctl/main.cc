@@ -22,7 +22,7 @@ Examples:
   remesh resume --local 3                continue it, with 3 workers
 
 RUN is a run directory or an address (tcp://HOST:PORT or ipc:///PATH). Default:
-the newest run in ./runs. See `remesh COMMAND --help` for its options.
+the run that is training, else the newest in ./runs, else the one used last. See `remesh COMMAND --help` for its options.
 )";
 
 // What could have been typed in place of `word`, which `rest` follows.
@@ -117,7 +117,7 @@ int usage_error(const CLI::App& root, const CLI::ParseError& error, int argc,
 }  // namespace
 
 int main(int argc, char** argv) {
-  open_standard_descriptors();
+  begin_program();
   CLI::App app("remesh trains language models on machines that come and go.");
   app.name("remesh");
   app.footer(std::string(kFooter) + "\n" + std::string(kExitCodesHelp));

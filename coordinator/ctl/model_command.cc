@@ -82,7 +82,8 @@ void add_export(CLI::App* model, const std::shared_ptr<ModelOptions>& o,
       "export", "Write the weights of a checkpoint in Hugging Face's format");
   c->add_option("RUN_OR_CHECKPOINT", o->from,
                 "Run directory or one checkpoint, of any mesh. Default: the "
-                "newest run in ./runs");
+                "run that is training, else the newest in ./runs, else the "
+                "one used last");
   c->add_option("--step", o->step,
                 "Step of the checkpoint. Default: the newest")
       ->check(CLI::Range(int64_t{0}, INT64_MAX));

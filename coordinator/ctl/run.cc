@@ -72,6 +72,7 @@ class RunJob {
                      program_beside("remesh-coordinator"));
     if (options_.local_workers > 0) {
       ASSIGN_OR_RETURN(worker_program_, program_beside("remesh-worker"));
+      RETURN_IF_ERROR(program_beside("remesh-trainer").status());
     }
     follower_ = std::make_unique<Follower>(job_, run_dir_, &screen_);
     dispatch(Begin{.lock_holder = rundir::RunLock::holder(run_dir_)});

@@ -51,7 +51,7 @@ void Supervisor::handle(const Tick& e) {
 
 void Supervisor::await_stop() {
   if (stop_accepted_) return;
-  if (now_ms_ - interrupted_ms_ >= options_.stop_timeout_ms) {
+  if (now_ms_ - stop_since_ms_ >= options_.stop_timeout_ms) {
     reason_ = fmt::format(
         "the coordinator has not answered the stop within {} s "
         "(--stop-timeout); the job is not saved",
@@ -80,7 +80,7 @@ void Supervisor::end_without_workers(const Tick& e) {
 
 void Supervisor::handle(const Interrupt&) {
   if (interrupts_ > 0 && now_ms_ - interrupted_ms_ < kInterruptGapMs) return;
-  interrupted_ms_ = now_ms_;
+  interrupted_ms_ = stop_since_ms_ = now_ms_;
   ++interrupts_;
   if (interrupts_ == 1 && following_) {
     say("no longer following; training continues, `remesh stop` ends it");
@@ -192,7 +192,8 @@ void Supervisor::worker_exited(const ChildExited& e) {
       Tone::kBad);
   if (e.how.signal == 0 && !e.last_line.empty()) say(e.last_line, Tone::kBad);
   const int code = e.how.exit_code;
-  if (e.how.signal == 0 && (code == kExitUsage || code == kExitFailed)) {
+  if (e.how.signal == 0 &&
+      (code == kExitUsage || code == kExitFailed || code == kExitNotFound)) {
     hopeless_[e.how.child] = e.last_line;
   } else if (options_.respawn && !interrupted()) {
     respawn_at_[e.how.child] = now_ms_ + kRespawnDelayMs;
@@ -200,10 +201,11 @@ void Supervisor::worker_exited(const ChildExited& e) {
 }
 
 // A followed coordinator that is gone without having ended the job either was
-// just ending it or died.
+// just ending it or died. Where the run directory was, a new one would start a
+// new run.
 void Supervisor::take_over(const Tick& e) {
   if (!following_ || interrupted() || e.outcome != pb::JobStatus::UNKNOWN ||
-      e.coordinator_alive) {
+      e.coordinator_alive || e.run_dir_gone) {
     gone_since_ms_ = -1;
     return;
   }
@@ -232,6 +234,7 @@ void Supervisor::start_due() {
   if (restart_at_ms_ >= 0 && now_ms_ >= restart_at_ms_) {
     restart_at_ms_ = -1;
     stop_accepted_ = false;  // the new coordinator may not know of it
+    stop_since_ms_ = now_ms_;
     start_coordinator();
   }
   for (auto it = respawn_at_.begin(); it != respawn_at_.end();) {

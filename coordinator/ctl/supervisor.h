@@ -207,6 +207,7 @@ class Supervisor {
   int64_t no_worker_since_ms_ = -1;
   int interrupts_ = 0;
   int64_t interrupted_ms_ = 0;  // the last one that counted
+  int64_t stop_since_ms_ = 0;   // that this coordinator has to answer a stop
   bool trained_ = false;
   bool run_dir_gone_ = false;
   bool stop_accepted_ = false;

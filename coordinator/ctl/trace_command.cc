@@ -80,7 +80,10 @@ Result<int> write_trace(const TraceOptions& o) {
       o.output.empty()
           ? (folder / fmt::format("gen-{}.json", of->first)).string()
           : o.output;
-  {
+  if (o.output.empty()) {
+    // Another member of the run's group may have put a link there.
+    RETURN_IF_ERROR(write_file_atomically(*system, out, merge_traces(ranks)));
+  } else {
     std::ofstream file(out, std::ios::binary | std::ios::trunc);
     file << merge_traces(ranks);
     file.flush();

@@ -203,12 +203,21 @@ RunLock::~RunLock() {
   if (fd_ >= 0) close(fd_);
 }
 
+Status RunLock::begin(FileSystem& fs) {
+  if (!was_run_) RETURN_IF_ERROR(check_unused(fs, run_));
+  begun_ = true;
+  return ok_status();
+}
+
 void RunLock::remove_unstarted(FileSystem& fs) const {
   if (was_run_) return;
-  for (const std::string& path :
-       {journal_path(run_), metrics_path(run_), events_path(run_),
-        job_path(run_), endpoint_path(run_), secret_path(run_),
-        coordinator_log_path(run_), path_, logs_path(run_), run_})
+  if (begun_)
+    for (const std::string& path :
+         {journal_path(run_), metrics_path(run_), events_path(run_),
+          job_path(run_), endpoint_path(run_), secret_path(run_),
+          coordinator_log_path(run_)})
+      (void)fs.remove(path).ok();
+  for (const std::string& path : {path_, logs_path(run_), run_})
     (void)fs.remove(path).ok();
 }
 
@@ -265,7 +274,10 @@ void point_latest(const std::string& dump_folder, const std::string& run) {
       fs::exists(link, error)) {
     return;
   }
-  const fs::path target = fs::path(run).lexically_relative(dump_folder);
+  // A link is relative to where the folder is, not to how it was reached.
+  const fs::path target =
+      fs::weakly_canonical(run, error)
+          .lexically_relative(fs::weakly_canonical(dump_folder, error));
   const fs::path beside = link.string() + fmt::format(".{}", getpid());
   fs::create_directory_symlink(target.empty() ? fs::path(run) : target, beside,
                                error);

@@ -63,8 +63,12 @@ class RunLock {
   static Result<std::unique_ptr<RunLock>> acquire(const std::string& run);
   // Whether the directory was a run when the lock was acquired.
   bool was_run() const { return was_run_; }
+  // Fails like check_unused() unless the directory was a run. Once it has
+  // succeeded, what a coordinator writes there is this start's own.
+  Status begin(FileSystem& fs);
   // After a start that failed: unless the directory was a run, removes what a
-  // coordinator leaves in it, and the directory if nothing else is there.
+  // coordinator leaves in it if begin() had succeeded, else only the lock, and
+  // the directory if nothing else is there.
   void remove_unstarted(FileSystem& fs) const;
   // Cancelled if the lock file is not the one that was locked any more, or if
   // another coordinator has written its name into it; NotFound while the run
@@ -87,6 +91,7 @@ class RunLock {
   std::string run_;
   std::string path_;
   bool was_run_ = false;
+  bool begun_ = false;
   std::atomic<bool> gone_ = false;
   int fd_ = -1;
   std::string text_;  // that this holder wrote

@@ -90,8 +90,7 @@ class DaemonImpl : public Daemon {
   Status open() {
     const std::string& run = options_.run_dir;
     ASSIGN_OR_RETURN(files_->lock, rundir::RunLock::acquire(run));
-    if (!files_->lock->was_run())
-      RETURN_IF_ERROR(rundir::check_unused(*files_->fs, run));
+    RETURN_IF_ERROR(files_->lock->begin(*files_->fs));
     log_ = Logger::open({.name = "coordinator",
                          .path = rundir::coordinator_log_path(run),
                          .to_stderr = options_.log_to_stderr});

@@ -160,7 +160,7 @@ int run(const Arguments& a) {
 }  // namespace remesh::server
 
 int main(int argc, char** argv) {
-  remesh::open_standard_descriptors();
+  remesh::begin_program();
   CLI::App app("Coordinates the workers of one training job.");
   app.name("remesh-coordinator");
   app.set_version_flag("--version", remesh::version_line("remesh-coordinator"));

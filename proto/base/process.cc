@@ -3,6 +3,7 @@
 #include <fcntl.h>
 #include <fmt/format.h>
 #include <pwd.h>
+#include <signal.h>
 #include <sys/resource.h>
 #include <sys/stat.h>
 #include <unistd.h>
@@ -20,7 +21,9 @@
 
 namespace remesh {
 
-void open_standard_descriptors() {
+void begin_program() {
+  // If it is ignored, the kernel reaps children, and nobody can wait for them.
+  signal(SIGCHLD, SIG_DFL);
   int fd = 0;
   while (fd >= 0 && fd <= STDERR_FILENO) fd = open("/dev/null", O_RDWR);
   if (fd > STDERR_FILENO) close(fd);

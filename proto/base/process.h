@@ -24,9 +24,11 @@ std::string host_identity(const std::string& name, uint64_t id);
 // this process and its children.
 void raise_file_limit();
 
-// Opens /dev/null as each of the descriptors 0 to 2 that is closed, as nohup
-// and cron wrappers leave them, so that no file or socket has such a number.
-void open_standard_descriptors();
+// First in main(), whatever started the program. Opens /dev/null as each of the
+// descriptors 0 to 2 that is closed, as nohup and cron wrappers leave them, so
+// that no file or socket has such a number. Undoes an inherited disposition to
+// ignore SIGCHLD.
+void begin_program();
 
 // The exit code of a program that has printed its result: `code`, or
 // kExitFailed, with a message, if that is kExitOk and the standard output

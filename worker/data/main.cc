@@ -296,6 +296,6 @@ int data_main(int argc, char** argv) {
 }  // namespace remesh::data
 
 int main(int argc, char** argv) {
-  remesh::open_standard_descriptors();
+  remesh::begin_program();
   return remesh::data::data_main(argc, argv);
 }

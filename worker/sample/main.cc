@@ -46,7 +46,7 @@ int sample_main(int argc, char** argv) {
 }  // namespace remesh::sample
 
 int main(int argc, char** argv) {
-  remesh::open_standard_descriptors();
+  remesh::begin_program();
   // OpenMP reads it before main(). Its threads spin for some 30 us, as long as
   // the parts of a token follow each other, and leave the cores to others after
   // that.

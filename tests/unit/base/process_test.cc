@@ -38,17 +38,24 @@ TEST(Code, IsFoundByItsName) {
   EXPECT_EQ(code_named("of a newer version"), Code::kUnavailable);
 }
 
-// Of a program whose standard descriptors are closed.
-TEST(Process, OpensClosedStandardDescriptors) {
+// Of a program whose standard descriptors are closed, and that was started by
+// one that ignores the ends of its children.
+TEST(Process, UndoesWhatItsParentLeft) {
   const pid_t child = fork();
   if (child == 0) {
     close(STDIN_FILENO);
     close(STDERR_FILENO);
-    open_standard_descriptors();
+    signal(SIGCHLD, SIG_IGN);
+    begin_program();
     const bool open_now =
         fcntl(STDIN_FILENO, F_GETFD) >= 0 && fcntl(STDERR_FILENO, F_GETFD) >= 0;
     const int next = open("/dev/null", O_RDONLY);
-    _exit(open_now && next > STDERR_FILENO ? 0 : 1);
+    const pid_t own = fork();
+    if (own == 0) _exit(7);
+    int status = 0;
+    const bool waited = waitpid(own, &status, 0) == own && WIFEXITED(status) &&
+                        WEXITSTATUS(status) == 7;
+    _exit(open_now && next > STDERR_FILENO && waited ? 0 : 1);
   }
   int status = -1;
   ASSERT_EQ(waitpid(child, &status, 0), child);

@@ -16,7 +16,10 @@ script srun <<'END'
 while [ "${1#--}" != "$1" ]; do shift; done
 exec "$@"
 END
-script remesh-worker <<<"echo \"\$*\" >>$dir/worker"
+script remesh-worker <<END
+echo "\$*" >>$dir/worker
+[ ! -e $dir/unanswered ] || exec /usr/bin/sleep 590
+END
 # Exits with the codes in the file, one each time.
 script remesh-coordinator <<END
 echo "\$*" >>$dir/coordinator
@@ -59,4 +62,7 @@ for code in 0 2 4 5; do
   check "exit code $got, not $code" [ "$got" -eq "$code" ]
   check "code $code ends the job" [ "$(wc -l <"$dir/coordinator")" -eq 1 ]
 done
+touch "$dir/unanswered"
+run 2
+check "workers that no coordinator answers are ended: $got" [ "$got" -eq 2 ]
 exit $failed

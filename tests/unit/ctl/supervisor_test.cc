@@ -291,6 +291,11 @@ TEST_F(SupervisorTest, StopIsSentAgainUntilItIsAcceptedAndAfterARestart) {
   EXPECT_EQ(tick({}, Supervisor::kStopResendMs), Texts{});
   exited(kCoordinator, 0, SIGKILL);
   EXPECT_EQ(tick({}, 100), (Texts{"start coordinator", "send stop"}));
+  // A coordinator that is killed while it saves leaves its time to the next.
+  dispatch(StopAnswered{true});
+  EXPECT_EQ(tick({}, 60'000), Texts{});
+  exited(kCoordinator, 0, SIGKILL);
+  EXPECT_EQ(tick({}, 100), (Texts{"start coordinator", "send stop"}));
 }
 
 TEST_F(SupervisorTest, AnInterruptAfterADeclinedStopTriesAgain) {
@@ -389,7 +394,7 @@ TEST_F(SupervisorTest, EndsWhenNoWorkerIsLeftAndNoneWouldRun) {
     const Tick alone{.coordinator_listens = true};
     const Tick heard{.coordinator_listens = true, .has_workers = true};
     exited(1, 2, 0, "wrong usage");
-    exited(2, 3, 0, "no PMIx");
+    exited(2, respawn ? 5 : 3, 0, "no PMIx");
     EXPECT_EQ(tick(heard, 60'000), Texts{}) << "of somebody else";
     EXPECT_EQ(tick(alone), Texts{});
     EXPECT_EQ(tick(alone, Supervisor::kNoWorkerMs),
@@ -455,6 +460,9 @@ TEST_F(SupervisorTest, AFollowedCoordinatorThatIsGoneIsReplaced) {
   EXPECT_EQ(tick(), Texts{});
   EXPECT_EQ(tick({.coordinator_alive = true}, Supervisor::kTakeOverMs), Texts{})
       << "somebody restarted it";
+  EXPECT_EQ(tick(), Texts{});
+  EXPECT_EQ(tick({.run_dir_gone = true}, Supervisor::kTakeOverMs), Texts{})
+      << "there is nothing to continue";
   EXPECT_EQ(tick(), Texts{});
   EXPECT_EQ(tick({}, Supervisor::kTakeOverMs - 1), Texts{});
   EXPECT_EQ(tick({}, 1),

@@ -488,6 +488,14 @@ TEST_F(RunDirTest, LatestPointsToTheRunAndNamesTheRun) {
   EXPECT_EQ(choose_run(dir_, "a", dir_ + "/latest", true, 0).value(), run);
   point_latest(dir_, run);
   EXPECT_EQ(fs::read_symlink(dir_ + "/latest"), "a-20250101-000000");
+  // The folder is reached by a link to a deeper place.
+  const std::string far = dir_ + "/far/away/runs", near = dir_ + "/near";
+  put_run(far + "/b", "b", 1);
+  fs::create_directory_symlink(far, near);
+  for (const std::string& b : {far + "/b", near + "/b"}) {
+    point_latest(near, b);
+    EXPECT_EQ(fs::read_symlink(near + "/latest"), "b");
+  }
 }
 
 TEST_F(RunDirTest, TheLastEventTellsHowARunEnded) {
@@ -519,20 +527,24 @@ TEST_F(RunDirTest, FilesOfACoordinatorThatFailedToStartAreRemoved) {
   const std::string run = dir_ + "/run";
   const auto leave = [&] {
     auto lock = RunLock::acquire(run);
-    ASSERT_TRUE(lock.ok()) << lock.status().message();
+    EXPECT_TRUE(lock.ok()) << lock.status().message();
     EXPECT_FALSE(lock.value()->was_run());
-    for (const std::string& path :
-         {job_path(run), journal_path(run), metrics_path(run)})
-      put(path, "x");
+    const bool begun = lock.value()->begin(*fs).ok();
+    if (begun)
+      for (const std::string& path :
+           {job_path(run), journal_path(run), metrics_path(run)})
+        put(path, "x");
     lock.value()->remove_unstarted(*fs);
+    return begun;
   };
-  leave();
+  EXPECT_TRUE(leave());
   EXPECT_FALSE(fs->exists(run));
-  fs::create_directory(run);
-  put(run + "/own.txt", "x");
-  leave();
-  EXPECT_FALSE(is_run(run));
-  EXPECT_TRUE(fs->exists(run + "/own.txt")) << "not of a coordinator";
+  fs::create_directories(run + "/checkpoints");
+  EXPECT_TRUE(leave());
+  EXPECT_EQ(*fs->list(run), std::vector<std::string>{"checkpoints"});
+  put(job_path(run), "[data]\n");
+  EXPECT_FALSE(leave());
+  EXPECT_TRUE(fs->exists(job_path(run))) << "the user's own";
   for (const std::string& path : {job_path(run), journal_path(run)})
     put(path, "x");
   const auto lock = RunLock::acquire(run);
@@ -568,6 +580,7 @@ TEST_F(RunDirTest, RacingStartsRemoveNoFilesOfTheWinner) {
           return;
         }
         if (lock.value()->was_run()) return;  // as after the end of a short job
+        EXPECT_TRUE(lock.value()->begin(*fs).ok());
         put(metrics_path(run), std::to_string(n));
         pause(1, 100);
         if (drawn(2, 2) == 0) return lock.value()->remove_unstarted(*fs);

@@ -202,6 +202,6 @@ int worker_main(int argc, char** argv) {
 }  // namespace remesh::agent
 
 int main(int argc, char** argv) {
-  remesh::open_standard_descriptors();
+  remesh::begin_program();
   return remesh::agent::worker_main(argc, argv);
 }
