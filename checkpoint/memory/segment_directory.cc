@@ -157,9 +157,14 @@ int remove_segments(const std::string& folder, uint64_t job) {
 bool remove_unused(const std::string& path) {
   const int fd = open(path.c_str(), O_RDWR | O_CLOEXEC | O_NOFOLLOW);
   if (fd < 0) return false;
-  // Locked while it is removed, so that no process opens it meanwhile.
+  // Locked while it is removed, so that no process opens it meanwhile. Since it
+  // was opened, another process may have removed it and made one of that name.
+  struct stat mine {
+  }, there{};
   const bool removed =
-      flock(fd, LOCK_EX | LOCK_NB) == 0 && unlink(path.c_str()) == 0;
+      flock(fd, LOCK_EX | LOCK_NB) == 0 && fstat(fd, &mine) == 0 &&
+      lstat(path.c_str(), &there) == 0 && mine.st_ino == there.st_ino &&
+      mine.st_dev == there.st_dev && unlink(path.c_str()) == 0;
   close(fd);
   return removed;
 }

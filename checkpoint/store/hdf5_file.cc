@@ -11,6 +11,7 @@
 #include <utility>
 
 #include "checkpoint/store/hdf5_driver.h"
+#include "checkpoint/store/store.h"
 
 namespace remesh::store {
 namespace {
@@ -214,6 +215,11 @@ struct Hdf5Writer::Impl {
   }
   Status check() { return state->error; }
 };
+
+void initialize() {
+  const QuietErrors quiet;
+  CHECK(H5open() >= 0);
+}
 
 Hdf5Writer::Hdf5Writer() : impl_(std::make_unique<Impl>()) {}
 

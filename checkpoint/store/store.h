@@ -45,6 +45,10 @@
 
 namespace remesh::store {
 
+// Initializes HDF5, which reads the environment, before another thread changes
+// that. Otherwise the first use does.
+void initialize();
+
 // --- saving ---------------------------------------------------------------
 
 struct SaveId {

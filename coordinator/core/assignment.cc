@@ -32,6 +32,13 @@ std::vector<pb::Durable::Member> add_workers(const Roster& roster,
   return participants;
 }
 
+int64_t made_by(const Recovery::Decision& d, const pb::Durable& before) {
+  const pb::Source& s = before.assignment().source();
+  const bool only_restored = d.generation == before.assignment().generation() &&
+                             d.source.step() == s.step() && s.has_made_by();
+  return only_restored ? s.made_by() : d.generation;
+}
+
 }  // namespace
 
 Plan make_plan(const Recovery::Decision& decision, const ClusterView& view,
@@ -42,6 +49,8 @@ Plan make_plan(const Recovery::Decision& decision, const ClusterView& view,
   pb::Assignment& a = out.assignment;
   const planner::Placement& placement = decision.placement;
   *a.mutable_source() = decision.source;
+  if (decision.source.kind() != pb::Source::INIT)
+    a.mutable_source()->set_made_by(made_by(decision, view.durable));
   *a.mutable_mesh() = mesh_of(placement.layout);
   if (!placement.prediction.empty()) a.set_prediction(placement.prediction);
   a.mutable_microbatches()->Assign(placement.shares.begin(),

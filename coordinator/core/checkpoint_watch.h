@@ -29,7 +29,9 @@ class CheckpointWatch {
   // `committed` + 1 does not count yet.
   std::vector<Result> observe(const Roster& roster, int64_t generation,
                               int64_t committed);
-  // Newest saved step that was reported; -1 if none was.
+  // That step was saved in an earlier life of the coordinator.
+  void know(int64_t step) { newest_step_ = std::max(newest_step_, step); }
+  // Newest saved step that was reported or is known; -1 if there is none.
   int64_t newest_step() const { return newest_step_; }
   // Newer ones are on a branch that was abandoned: the job may save these steps
   // again.

@@ -18,6 +18,11 @@ constexpr int64_t kGoodbyeMs = 3000;    // for workers to receive SHUTDOWN
 constexpr int64_t kOwnAbsenceMs = 300;  // several missed ticks
 constexpr size_t kKeptEvents = 50;
 
+bool is_question(const Input& input) {
+  const auto* c = std::get_if<CommandReceived>(&input);
+  return c != nullptr && c->command.kind() == pb::Command::STATUS;
+}
+
 std::optional<geometry::ParamTable> table_of(
     const std::optional<planner::JobShape>& shape, const pb::Job& job) {
   if (!shape || !job.elastic().keep_state()) return std::nullopt;
@@ -48,6 +53,7 @@ std::vector<Action> Coordinator::start(int64_t now_ms) {
   const auto* last = ledger_.last_metrics();
   durable_ =
       restore(options_, last == nullptr ? 0 : last->generation(), keeps_state_);
+  if (durable_.saved_step() > 0) checkpoints_.know(durable_.saved_step());
   for (const pb::Durable::Abandoned& a : durable_.abandoned())
     ledger_.abandon({a.generation(), a.step(), a.after()});
   owners_ = NameOwners(durable_);
@@ -118,7 +124,8 @@ std::vector<Action> Coordinator::settle(int64_t now_ms) {
 }
 
 void Coordinator::hear(const Input& input, int64_t now_ms) {
-  if (exited_) return;
+  // The last lines may wait for room, and somebody asks why.
+  if (exited_ && !is_question(input)) return;
   note_own_absence(now_ms);
   now_ms_ = now_ms;
   std::visit([this](const auto& e) { handle(e); }, input);

@@ -68,13 +68,16 @@ pb::Directive Directives::directive_of(const Inputs& in,
   }
   if (said.goal == pb::Directive::SHUTDOWN) {
     d.set_reason(failure_of(durable.cause()).text());
-    // A failed job may be mended and resumed, also where it went back to a
-    // state that is older than the last finished step.
-    d.set_keep_states(durable.phase() == pb::Durable::FAILED
-                          ? in.retention.has_unsaved_steps(in.view)
-                          : durable.phase() == pb::Durable::STOPPED &&
-                                in.retention.holds_unsaved_step(in.view, m));
+    // The job may be resumed. One answer for all: whoever does not keep states
+    // removes those of dead workers of its host as well.
+    d.set_keep_states(durable.phase() != pb::Durable::DONE &&
+                      in.retention.has_unsaved_steps(in.view));
   }
+  // Nobody has taken over what a worker holds that leaves a job without ranks.
+  if (said.goal == pb::Directive::LEAVE)
+    d.set_keep_states((durable.phase() == pb::Durable::WAITING ||
+                       durable.phase() == pb::Durable::ABORTING) &&
+                      in.retention.holds_unsaved_step(in.view, m));
   if (said.want_fences) d.set_want_fences(true);
   if (said.goal == pb::Directive::PREPARE)
     *d.mutable_assignment() = durable.assignment();

@@ -56,6 +56,7 @@ void Coordinator::plan(const CheckpointsScanned& scan) {
         !tries_another_host(*wanted, now))
       return terminate(pb::Durable::FAILED, decision.why);
     durable_.mutable_refusals()->clear_checkpoints();
+    durable_.mutable_refusals()->clear_checkpoint_steps();
     return plan(scan);
   }
   Plan next = plan_of(decision);
@@ -282,6 +283,7 @@ void Coordinator::abort(const Failure& failure) {
 
 void Coordinator::end_generation() {
   const bool aborted = durable_.phase() == pb::Durable::ABORTING;
+  const int64_t committed = roster_.committed_step(durable_);
   std::optional<Failure> fault;
   if (aborted && failure_ && failure_->is_fault) {
     fault = detector_.settle(*failure_, view());
@@ -317,8 +319,9 @@ void Coordinator::end_generation() {
   durable_.clear_finish();
   gathering_ = false;
   if (fault && !try_again_after(*fault, consequence)) return;
-  // Ranks finish the last step in order only after they saved it.
-  if (!aborted && job_finished())
+  // Ranks finish the last step in order only after they saved it. It may have
+  // been finished before by a generation that failed to save it.
+  if (!aborted && job_finished() && committed >= total_steps())
     return overtaken() ? refuse_job("") : terminate(pb::Durable::DONE, "");
   finish_checked_ = false;
   set_phase(pb::Durable::WAITING);

@@ -393,7 +393,20 @@ Result<bool> MeshPolicy::pin(const ClusterView& view, const std::string& text,
     return false;  // it is so already, or will be
   request->set_pinned(pinned);
   request->set_changed(true);
+  note_change(view, request);
   return true;
+}
+
+// Whether all that was asked for leads to another mesh than the present one.
+void MeshPolicy::note_change(const ClusterView& view,
+                             pb::MeshRequest* request) const {
+  const pb::Assignment& a = view.durable.assignment();
+  const auto placed = place(view);
+  if (a.ranks_size() == 0 || !placed.ok()) return;
+  if (placed->layout != layout_of(a.mesh()))
+    request->set_changed(true);
+  else
+    request->clear_changed();
 }
 
 Result<bool> MeshPolicy::scale(const ClusterView& view, int64_t slots,
@@ -401,11 +414,7 @@ Result<bool> MeshPolicy::scale(const ClusterView& view, int64_t slots,
   RETURN_IF_ERROR(check_scale(view, slots));
   if (request->scale() == slots) return false;
   request->set_scale(static_cast<int>(slots));
-  const pb::Assignment& a = view.durable.assignment();
-  const auto placed = place(view);
-  if (a.ranks_size() > 0 && placed.ok() &&
-      placed->layout != layout_of(a.mesh()))
-    request->set_changed(true);
+  note_change(view, request);
   return true;
 }
 

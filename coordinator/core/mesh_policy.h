@@ -100,6 +100,7 @@ class MeshPolicy {
   Status check_scale(const ClusterView& view, int64_t slots) const;
 
  private:
+  void note_change(const ClusterView& view, pb::MeshRequest* request) const;
   // Whether no ranks are placed on the host now.
   bool is_set_aside(const pb::HostFaults& faults, const std::string& host,
                     bool everyone) const;

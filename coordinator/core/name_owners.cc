@@ -40,20 +40,24 @@ bool NameOwners::add(const std::string& worker, const std::string& key,
   if (owner == key) return false;
   owner = key;
   auto* owners = durable->mutable_owners();
-  // A key that has too many loses its oldest one, of a worker that is gone.
-  int oldest = -1;
+  // A key that has too many loses its oldest one, of a worker that is gone; if
+  // there are too many in all, the oldest of those goes.
+  int oldest = -1, oldest_gone = -1;
   int of_key = 0;
   for (int i = owners->size() - 1; i >= 0; --i) {
     const pb::Durable::NameOwner& o = owners->Get(i);
     if (o.worker() == worker) {
       owners->DeleteSubrange(i, 1);
       if (oldest > i) --oldest;
-    } else if (o.key() == key && ++of_key > 0 &&
-               roster.find(o.worker()) == nullptr) {
-      oldest = i;
+      if (oldest_gone > i) --oldest_gone;
+      continue;
     }
+    const bool gone = roster.find(o.worker()) == nullptr;
+    if (gone) oldest_gone = i;
+    if (o.key() == key && ++of_key > 0 && gone) oldest = i;
   }
-  if (of_key < kMaxNamesOfKey) oldest = owners->size() < kMaxOwners ? -1 : 0;
+  if (of_key < kMaxNamesOfKey)
+    oldest = owners->size() < kMaxOwners ? -1 : oldest_gone;
   if (oldest >= 0) {
     keys_.erase(owners->Get(oldest).worker());
     owners->DeleteSubrange(oldest, 1);

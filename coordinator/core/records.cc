@@ -71,6 +71,8 @@ void Coordinator::watch_checkpoints(int64_t committed) {
     if (r.error.empty()) {
       failed_saves_ = 0;
       durable_.set_saved_step(std::max(durable_.saved_step(), r.step));
+      if (durable_.refusals().checkpoints_size() > 0)
+        forgive_checkpoint(r.step, durable_.mutable_refusals());
     }
     emit(event_of(r));
   }

@@ -123,11 +123,29 @@ bool holders_answered(const ClusterView& view) {
 
 void refuse_source(const pb::Source& s, const Roster& roster,
                    pb::Refusals* refusals) {
-  if (s.kind() == pb::Source::CHECKPOINT) refusals->add_checkpoints(s.path());
+  if (s.kind() == pb::Source::CHECKPOINT) {
+    refusals->mutable_checkpoint_steps()->Resize(refusals->checkpoints_size(),
+                                                 -1);
+    refusals->add_checkpoints(s.path());
+    refusals->add_checkpoint_steps(s.step());
+  }
   if (s.kind() != pb::Source::MEMORY || !source_is_there(roster, s)) return;
   pb::Refusals::State* bad = refusals->add_states();
   bad->set_generation(s.states(0).generation());
   bad->set_step(s.step());
+}
+
+void forgive_checkpoint(int64_t step, pb::Refusals* refusals) {
+  const pb::Refusals before = *refusals;
+  refusals->clear_checkpoints();
+  refusals->clear_checkpoint_steps();
+  for (int i = 0; i < before.checkpoints_size(); ++i) {
+    const int64_t bad =
+        i < before.checkpoint_steps_size() ? before.checkpoint_steps(i) : -1;
+    if (bad == step) continue;
+    refusals->add_checkpoints(before.checkpoints(i));
+    refusals->add_checkpoint_steps(bad);
+  }
 }
 
 bool tries_another_host(const planner::Placement& placement,
@@ -309,6 +327,33 @@ bool Recovery::await_listing(const Inputs& in, int64_t chosen,
   return true;
 }
 
+// Whether to wait for workers that are missing: they may return with the
+// finished steps. Others that are lost meanwhile do not prolong that.
+bool Recovery::await_holders(const Inputs& in, const StateChoice& best,
+                             Decision* out) {
+  const std::set<std::string>& missing = in.missing_holders;
+  if (missing.empty()) awaited_.clear();
+  if (!std::includes(awaited_.begin(), awaited_.end(), missing.begin(),
+                     missing.end()))
+    awaited_until_ms_ =
+        in.view.roster.last_loss_ms() + job_.elastic().rejoin_wait_ms();
+  if (best.step >= in.ledger.last_finished() || missing.empty() ||
+      in.view.now_ms >= awaited_until_ms_)
+    return false;
+  out->kind = Decision::Kind::kWait;
+  if (awaited_ != missing)
+    out->why = fmt::format(
+        "step {} is complete only with the memory of {}; waiting up to "
+        "{:.1f} s before going back to {} (elastic.rejoin_wait_ms)",
+        in.ledger.last_finished(), join({missing.begin(), missing.end()}),
+        static_cast<double>(awaited_until_ms_ - in.view.now_ms) / 1000,
+        best.kind == StateChoice::Kind::kInit
+            ? "the initial weights"
+            : fmt::format("step {}", best.step));
+  awaited_ = missing;
+  return true;
+}
+
 Recovery::Decision Recovery::decide(const Inputs& in,
                                     const planner::Placement& wanted) {
   const Candidates candidates = gather(in);
@@ -326,24 +371,7 @@ Recovery::Decision Recovery::decide(const Inputs& in,
             fmt::format("{} on the workers that hold the state",
                         best.placement.layout.to_string());
     }
-    // The workers that are missing may return with the finished steps.
-    const int64_t until_ms = rejoin_until_ms(in.view.roster);
-    if (best.choice.step < last_finished && !in.missing_holders.empty() &&
-        in.view.now_ms < until_ms) {
-      out.kind = Decision::Kind::kWait;
-      if (awaited_ != in.missing_holders)
-        out.why = fmt::format(
-            "step {} is complete only with the memory of {}; waiting up to "
-            "{:.1f} s before going back to {} (elastic.rejoin_wait_ms)",
-            last_finished,
-            join({in.missing_holders.begin(), in.missing_holders.end()}),
-            static_cast<double>(until_ms - in.view.now_ms) / 1000,
-            best.choice.kind == StateChoice::Kind::kInit
-                ? "the initial weights"
-                : fmt::format("step {}", best.choice.step));
-      awaited_ = in.missing_holders;
-      return out;
-    }
+    if (await_holders(in, best.choice, &out)) return out;
   }
   const StateChoice& c = best.choice;
   const std::string missing = missing_checkpoint(in, c.step);
@@ -377,13 +405,9 @@ Recovery::Decision Recovery::decide(const Inputs& in,
   return out;
 }
 
-int64_t Recovery::rejoin_until_ms(const Roster& roster) const {
-  return roster.last_loss_ms() + job_.elastic().rejoin_wait_ms();
-}
-
 bool Recovery::waiting(const ClusterView& view,
                        const std::set<std::string>& missing_holders) const {
-  return !awaited_.empty() && view.now_ms < rejoin_until_ms(view.roster) &&
+  return !awaited_.empty() && view.now_ms < awaited_until_ms_ &&
          missing_holders == awaited_;
 }
 

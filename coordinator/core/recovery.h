@@ -54,6 +54,9 @@ bool tries_another_host(const planner::Placement& placement,
 bool forgive_source(const pb::Source& source, const std::string& worker,
                     pb::Refusals* refusals);
 
+// The checkpoint of that step was saved, perhaps once more: it may be used.
+void forgive_checkpoint(int64_t step, pb::Refusals* refusals);
+
 // Whether the workers that hold the parts of the generation's source say so.
 bool source_is_there(const Roster& roster, const pb::Source& source);
 
@@ -120,13 +123,14 @@ class Recovery {
                                      const std::string& build) const;
   std::string no_checkpoint(const Inputs& in) const;
   std::string missing_checkpoint(const Inputs& in, int64_t chosen) const;
+  bool await_holders(const Inputs& in, const StateChoice& best, Decision* out);
   bool await_listing(const Inputs& in, int64_t chosen,
                      const std::string& missing, Decision* out);
-  int64_t rejoin_until_ms(const Roster& roster) const;
 
   pb::Job job_;
   std::optional<geometry::ParamTable> table_;
   std::set<std::string> awaited_;
+  int64_t awaited_until_ms_ = 0;
   int64_t listing_late_since_ms_ = -1;
 };
 

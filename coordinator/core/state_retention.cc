@@ -57,16 +57,8 @@ bool StateRetention::needs_memory_of(const ClusterView& view,
   if (!keeps_state_ || m.sent_away) return false;
   const pb::Durable& d = view.durable;
   const auto& held = m.report.holdings();
-  if (d.phase() == pb::Durable::WAITING || d.phase() == pb::Durable::ABORTING) {
-    // Its state may prove steps whose metrics were not heard.
-    int64_t last_finished = view.last_finished;
-    for (const pb::StateHolding& h : held)
-      last_finished = std::max(last_finished, h.step());
-    if (m.report.has_inventory() &&
-        (held.empty() || view.saved_step >= last_finished))
-      return false;
-    return expects_generation(view, policy);
-  }
+  if (d.phase() == pb::Durable::WAITING || d.phase() == pb::Durable::ABORTING)
+    return holds_unsaved_step(view, m) && expects_generation(view, policy);
   if (handed_off_) return false;
   const pb::Source& source = d.assignment().source();
   const bool from_memory = source.kind() == pb::Source::MEMORY;
@@ -101,24 +93,45 @@ bool StateRetention::must_save_before_stop(const ClusterView& view,
   return held && expects_generation(view, policy);
 }
 
+bool StateRetention::has_unsaved_steps(const ClusterView& view) const {
+  if (!keeps_state_ || view.saved_step >= view.last_finished) return false;
+  const auto& members = view.roster.members();
+  return std::any_of(members.begin(), members.end(),
+                     [&](const auto& m) {
+                       return m.second.alive &&
+                              holds_unsaved_step(view, m.second);
+                     }) ||
+         !missing_holders(view).empty();
+}
+
+// Also steps whose metrics were not heard.
 bool StateRetention::holds_unsaved_step(const ClusterView& view,
                                         const Roster::Member& m) const {
   const auto& held = m.report.holdings();
-  return has_unsaved_steps(view) &&
-         std::any_of(held.begin(), held.end(), [&](const auto& h) {
-           return h.step() >= view.last_finished;
-         });
+  return keeps_state_ &&
+         (!m.report.has_inventory() ||
+          std::any_of(held.begin(), held.end(), [&](const auto& h) {
+            return h.step() > view.saved_step;
+          }));
 }
 
 std::string StateRetention::only_in_memory(const ClusterView& view) const {
+  if (!has_unsaved_steps(view)) return "";
+  int64_t step = -1;
   std::vector<std::string> holders;
   for (const auto& [name, m] : view.roster.members())
-    if (m.alive && holds_unsaved_step(view, m)) holders.push_back(name);
+    for (const pb::StateHolding& h : m.report.holdings()) {
+      const int64_t finished = std::min(h.step(), view.last_finished);
+      if (!m.alive || finished <= view.saved_step || finished < step) continue;
+      if (finished > step) holders.clear();
+      step = finished;
+      if (holders.empty() || holders.back() != name) holders.push_back(name);
+    }
   if (holders.empty()) return "";
   return fmt::format(
       "step {} is in no checkpoint, but in the memory of {} for at least {} "
       "minutes; resume the job to continue from it",
-      view.last_finished, join(holders), memory::kStateKeptS / 60);
+      step, join(holders), memory::kStateKeptS / 60);
 }
 
 }  // namespace remesh::core

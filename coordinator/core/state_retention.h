@@ -51,14 +51,14 @@ class StateRetention {
   // stop without saving.
   bool must_save_before_stop(const ClusterView& view,
                              const MeshPolicy& policy) const;
-  // Whether states in memory are newer than every checkpoint known.
-  bool has_unsaved_steps(const ClusterView& view) const {
-    return keeps_state_ && view.saved_step < view.last_finished;
-  }
-  // Whether the member holds the last finished step, which no checkpoint has.
+  // Whether a state in memory, of a member or of a worker that may return, is
+  // newer than every checkpoint known. After steps were lost the last finished
+  // step is no measure: nobody has it.
+  bool has_unsaved_steps(const ClusterView& view) const;
+  // Whether the member holds such a state, or has not said what it holds.
   bool holds_unsaved_step(const ClusterView& view,
                           const Roster::Member& member) const;
-  // Where that step is, for people; "" if a checkpoint has it, or nobody.
+  // Where the newest one is, for people; "" if there is none.
   std::string only_in_memory(const ClusterView& view) const;
 
  private:

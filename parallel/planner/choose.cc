@@ -278,6 +278,15 @@ std::string prediction(const PlacementRequest& q, const Layout& l) {
                      100 * c.terms.bubble / c.total_s);
 }
 
+// A pinned mesh may have been measured that the job itself does not allow.
+bool has_given_degrees(const PlacementRequest& q, const Layout& l) {
+  const auto is = [](int given, int degree) {
+    return given == -1 || given == degree;
+  };
+  const Degrees& d = q.degrees;
+  return is(d.dp, l.dp) && is(d.tp, l.tp) && is(d.pp, l.pp) && is(d.cp, l.cp);
+}
+
 // A smaller mesh that was clearly faster than a mesh of the size of `large` is
 // expected to be, given that one was tried.
 const MeasuredStep* faster_and_smaller(const PlacementRequest& q,
@@ -293,7 +302,8 @@ const MeasuredStep* faster_and_smaller(const PlacementRequest& q,
   const MeasuredStep* best = nullptr;
   for (const MeasuredStep& m : q.measured) {
     if (m.layout.world() >= large.world() || m.layout.world() < needed ||
-        m.seconds >= most_s || !admit(*q.shape, m.layout).ok())
+        m.seconds >= most_s || !has_given_degrees(q, m.layout) ||
+        !admit(*q.shape, m.layout).ok())
       continue;
     const PlacementRequest there = only_on(q, m.hosts);
     if (offered_slots(there) < m.layout.world() || !fits(there, m.layout).ok())

@@ -49,9 +49,18 @@ Checkpointer::Checkpointer(CheckpointerOptions options, FileSystem& fs,
              .world = world.size(),
              .saved_step = newest_saved()}) {
   if (world.rank() != 0) return;
-  const Status s =
-      manifest::claim(*fs_, options_.folder, options_.manifest.generation());
+  const Status s = claim();
   if (!s.ok()) log_.warn("checkpoints_not_claimed", {{"error", s.to_string()}});
+}
+
+// Without it an older generation that nobody reaches could remove what this one
+// started from, so a save does not begin before.
+Status Checkpointer::claim() {
+  if (world_.rank() != 0 || claimed_) return ok_status();
+  RETURN_IF_ERROR(
+      manifest::claim(*fs_, options_.folder, options_.manifest.generation()));
+  claimed_ = true;
+  return ok_status();
 }
 
 Checkpointer::~Checkpointer() = default;
@@ -180,6 +189,7 @@ Status Checkpointer::write(int64_t step,
   if (!fs_->exists(options_.folder) &&
       !fs_->exists(parent_path(options_.folder)))
     return not_found(options_.folder + ": the folder of checkpoints is gone");
+  RETURN_IF_ERROR(claim());
   // Before the first save: it may need the room.
   if (world_.rank() == 0 && !std::exchange(unfinished_removed_, true)) {
     const Status removed =
@@ -212,9 +222,15 @@ void Checkpointer::start_job(std::function<Status()> job) {
 // The staged copy, at low priority.
 Status Checkpointer::write_staged(int64_t step) {
   lower_priority_of_this_thread();
-  return write(step, packed_,
-               {staged_[0].span(), staged_[1].span(), staged_[2].span()},
-               /*room=*/0);
+  Status written = write(
+      step, packed_, {staged_[0].span(), staged_[1].span(), staged_[2].span()},
+      /*room=*/0);
+  // Other saves copy into the buffers of the file, which are kept as well.
+  if (options_.double_buffered && options_.manifest.compression().empty()) {
+    for (engine::FlatBuffer& b : staged_) b = {};
+    have_staging_ = false;
+  }
+  return written;
 }
 
 // `state` stays unchanged only until before_update(): it is copied at full
@@ -361,7 +377,7 @@ void Checkpointer::report_failure(int64_t step, const Status& status) {
 
 void Checkpointer::note_end(int64_t step, bool committed) {
   if (!committed) return;
-  board_.set_checkpoint_error("");
+  board_.set_checkpoint_error(lasting_error_);
   board_.tick();
   log_.info("checkpoint_saved", {{"checkpoint", step}});
 }

@@ -18,8 +18,8 @@ Result<SegmentPtr> Segments::open(const std::string& path,
   return StateSegment::open(path, job_, mode, tick_);
 }
 
-// Takes the smallest suitable segment. One of more than twice the size would
-// waste memory.
+// Takes the smallest suitable segment. The coordinator, which sees whether a
+// host has room, counts what is needed: a larger one would take that of others.
 SegmentPtr Segments::reuse(int64_t elements,
                            const std::set<std::string>& avoid) const {
   const uint64_t bytes = memory::segment_bytes(elements);
@@ -28,7 +28,8 @@ SegmentPtr Segments::reuse(int64_t elements,
       files.begin(), files.end(),
       [](const auto& a, const auto& b) { return a.bytes < b.bytes; });
   for (const memory::SegmentFile& f : files) {
-    if (f.bytes < bytes || f.bytes > 2 * bytes || avoid.contains(f.path))
+    if (f.bytes < bytes || f.bytes > bytes + bytes / 8 ||
+        avoid.contains(f.path))
       continue;
     auto s = open(f.path, StateSegment::Mode::kWrite);
     if (s.ok() && (*s)->capacity() >= elements) return std::move(s).value();

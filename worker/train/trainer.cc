@@ -56,6 +56,7 @@ Status Trainer::train() {
         one_step(step, jobfile::learning_rate(*schedule, step - 1), stop));
   }
   if (tracer_->on()) trace(std::numeric_limits<int64_t>::max());
+  if (trace_job_.busy()) (void)trace_job_.take().ok();
   log_.info("finished",
             {{"reason", engine_->step() >= steps ? "trained to the end"
                                                  : "stopped on request"},
@@ -69,8 +70,10 @@ engine::StepVotes Trainer::facts() const {
   if ((request & kRequestStop) != 0) {
     f.stop = 1;
     if ((request & kRequestForce) != 0) f.must_stop = 1;
-    // State in private memory would be lost without a checkpoint.
-    if ((request & kRequestHandoff) == 0 || home_ == nullptr) f.stop_saves = 1;
+    // State in private memory would be lost without a checkpoint, and so would
+    // one whose segment somebody has removed.
+    if ((request & kRequestHandoff) == 0 || home_ == nullptr || state_lost_)
+      f.stop_saves = 1;
   }
   if (mpi_->rank() == 0)
     f.checkpoint_request = static_cast<double>(board_.checkpoint_request());
@@ -87,14 +90,18 @@ void Trainer::trace(int64_t step) {
   const bool was_on = tracer_->on();
   tracer_->set_on(step >= first_step_ + p.first_step() && step < end);
   if (!was_on || tracer_->on()) return;
-  const Status written =
-      tracer_->write(rundir::traces_path(assignment_.run_dir()));
-  if (!written.ok())
-    log_.warn("trace_failed", {{"error", written.to_string()}});
-  else
-    log_.info("traced",
-              {{"spans", static_cast<int64_t>(tracer_->num_spans())},
-               {"dropped", static_cast<int64_t>(tracer_->dropped())}});
+  // Training does not wait for the run directory. The tracer is not used again.
+  trace_job_.start(
+      [this, folder = rundir::traces_path(assignment_.run_dir())]() -> Status {
+        Status written = tracer_->write(folder);
+        if (!written.ok())
+          log_.warn("trace_failed", {{"error", written.to_string()}});
+        else
+          log_.info("traced",
+                    {{"spans", static_cast<int64_t>(tracer_->num_spans())},
+                     {"dropped", static_cast<int64_t>(tracer_->dropped())}});
+        return written;
+      });
 }
 
 // Measures after a few steps, so as not to delay the start: a GEMM of this
@@ -224,13 +231,17 @@ Status Trainer::validate(board::StepRecord* record) {
     const data::Member& member = batches_->dataset().members()[m];
     ASSIGN_OR_RETURN(auto microbatches, batches_->validation(m));
     ASSIGN_OR_RETURN(const auto evaluated, engine_->evaluate(microbatches));
-    const double loss = evaluated.loss_sum / std::max(1.0, evaluated.targets);
+    // With a loss mask, the windows may have no target.
+    const double loss = evaluated.targets > 0
+                            ? evaluated.loss_sum / evaluated.targets
+                            : std::numeric_limits<double>::quiet_NaN();
     if (batches_->dataset().is_mixture())
       record->val_losses.at(static_cast<size_t>(record->validated++)) = loss;
+    if (evaluated.targets <= 0) continue;
     sum += member.weight * loss;
     weights += member.weight;
   }
-  record->val_loss = sum / weights;
+  if (weights > 0) record->val_loss = sum / weights;
   return ok_status();
 }
 
@@ -267,6 +278,7 @@ void Trainer::publish(const board::StepRecord& record) {
 // Runs before the agreement of a step, after which the update overwrites the
 // state of two steps ago.
 void Trainer::before_agreement() {
+  check_state_kept();
   if (replication_ != nullptr) {
     const Status finished = replication_->finish([this] { board_.tick(); });
     if (!finished.ok())
@@ -314,7 +326,6 @@ Status Trainer::boundary(const engine::StepVotes& agreed, bool& stop) {
   const StopPolicy::Answer answer = stop_policy_.on_step(agreed);
   const bool last = engine_->step() >= job_.train().steps();
   const bool stops_here = last || answer != StopPolicy::Answer::kContinue;
-  check_state_kept();
   {
     const trace::Span span(tracer_.get(), trace::Category::kCheckpoint);
     checkpointer_->on_step(agreed, stops_here, rank_state());
@@ -337,7 +348,7 @@ void Trainer::check_state_kept() {
   if (kept.ok()) return;
   state_lost_ = true;
   log_.error("state_not_kept", {{"error", kept.to_string()}});
-  board_.set_checkpoint_error(kept.to_string());
+  checkpointer_->set_lasting_error(kept.to_string());
 }
 
 // Completes the replicas of the last state before this rank stops.

@@ -28,6 +28,7 @@
 #include "worker/engine/engine.h"
 #include "worker/trace/traced_comm.h"
 #include "worker/trace/tracer.h"
+#include "worker/train/background.h"
 #include "worker/train/batch_source.h"
 #include "worker/train/checkpointer.h"
 #include "worker/train/rank_state.h"
@@ -122,6 +123,7 @@ class Trainer {
   bool state_lost_ = false;          // check_state_kept() has failed
   std::unique_ptr<engine::Engine> engine_;
   std::unique_ptr<Replication> replication_;  // null: no replicas
+  BackgroundJob trace_job_;                   // writes the trace
   std::thread sweeper_;                       // removes old segments
   std::unique_ptr<FileSystem> fs_;
   std::unique_ptr<Checkpointer> checkpointer_;

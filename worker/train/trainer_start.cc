@@ -6,6 +6,7 @@
 #include <utility>
 
 #include "checkpoint/exchange/exchange.h"
+#include "checkpoint/store/store.h"
 #include "parallel/geometry/model_work.h"
 #include "parallel/jobfile/jobfile.h"
 #include "parallel/jobfile/param_groups.h"
@@ -134,10 +135,11 @@ Status Trainer::join() {
 }
 
 // MPI_Init sets environment variables, which frees memory that a concurrent
-// getenv() reads, and oneDNN reads its variables when it is first used. So this
-// comes before the thread that prepares, and the description makes oneDNN look
-// at the processor.
+// getenv() reads, and oneDNN and HDF5 read their variables when they are first
+// used. So this comes before the thread that prepares, and the description
+// makes oneDNN look at the processor.
 Status Trainer::make_backend() {
+  store::initialize();
   const int threads = std::max(1, spec_.threads());
   ASSIGN_OR_RETURN(backend_,
                    kernels::make_backend(job_.train().backend(), threads));
@@ -353,7 +355,7 @@ Status Trainer::restore_state() {
                 m.status());
   if (home_ != nullptr) home_->set_position(m->step(), m->tokens());
   engine_->commit_state(m->step());
-  first_generation_ = m->generation();
+  first_generation_ = source.has_made_by() ? source.made_by() : m->generation();
   first_tokens_ = m->tokens();
   return ok_status();
 }
@@ -366,7 +368,9 @@ Status Trainer::restore_memory() {
   if (Status s = home_->restore(*world_, [this] { board_.tick(); }); !s.ok())
     return fail(kExitBadSource, std::move(s));
   engine_->set_step(home_->source()->step());
-  first_generation_ = home_->source()->generation();
+  const pb::Source& source = assignment_.source();
+  first_generation_ =
+      source.has_made_by() ? source.made_by() : home_->source()->generation();
   first_tokens_ = home_->source()->tokens();
   return ok_status();
 }

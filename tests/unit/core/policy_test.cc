@@ -529,6 +529,26 @@ TEST(StateRetention, AStateBeyondTheKnownStepsIsNeeded) {
   EXPECT_FALSE(retention.needs_memory_of(f.view_at(3, 9), f.policy, "a"));
 }
 
+// After steps were lost nobody has the last finished one.
+TEST(StateRetention, LostStepsAreNotUnsaved) {
+  Fixture f;
+  f.durable.set_phase(pb::Durable::WAITING);
+  pb::Report r = report("a", 0);
+  r.set_has_inventory(true);
+  r.add_holdings()->set_step(92);
+  r.add_holdings()->set_step(93);
+  f.hear(r);
+  const StateRetention retention(small_job().elastic(), true);
+  EXPECT_FALSE(retention.must_save_before_stop(f.view_at(190, 93), f.policy));
+  EXPECT_FALSE(retention.needs_memory_of(f.view_at(190, 93), f.policy, "a"));
+  EXPECT_EQ(retention.only_in_memory(f.view_at(190, 93)), "");
+  EXPECT_TRUE(retention.must_save_before_stop(f.view_at(190, 92), f.policy));
+  EXPECT_TRUE(retention.needs_memory_of(f.view_at(190, 92), f.policy, "a"));
+  EXPECT_TRUE(retention.only_in_memory(f.view_at(190, 92))
+                  .starts_with("step 93 is in no checkpoint, but in the memory "
+                               "of a "));
+}
+
 TEST(StateRetention, AStopSavesStepsThatAreInMemoryOnly) {
   Fixture f;
   pb::Report r = report("a", 0);

@@ -9,6 +9,7 @@
 #include <string>
 #include <vector>
 
+#include "coordinator/core/assignment.h"
 #include "coordinator/core/state_choice.h"
 #include "coordinator/core/state_retention.h"
 #include "parallel/geometry/param_table.h"
@@ -123,6 +124,42 @@ TEST_F(MemoryRecovery, AWorkerWithFinishedStepsIsWaitedForAndThenNot) {
   const Recovery::Decision late = decide({"b"}, over_ms);
   ASSERT_EQ(late.kind, Kind::kRestore);
   EXPECT_EQ(late.source.path(), "step-5");
+}
+
+TEST_F(MemoryRecovery, OtherLossesDoNotProlongTheWait) {
+  holds("a", 0);
+  ASSERT_EQ(decide({"b"}).kind, Kind::kWait);
+  const int64_t until_ms = small_job().elastic().rejoin_wait_ms();
+  roster_.on_report(report("c", ++seq_), durable_, kSilentMs, until_ms - 1);
+  roster_.bar("c", "revoked");
+  roster_.expire(durable_, /*dead_after_ms=*/60'000, until_ms - 1);
+  ASSERT_EQ(roster_.last_loss_ms(), until_ms - 1);
+  EXPECT_FALSE(recovery_.waiting(view(until_ms + 1), {"b"}));
+  EXPECT_EQ(decide({"b"}, until_ms + 1).kind, Kind::kRestore);
+  // One more that has a part has its time, too.
+  EXPECT_EQ(decide({"b", "c"}, until_ms + 1).kind, Kind::kWait);
+}
+
+// Generation 2 restored step 10 of generation 1, and ended before a step.
+TEST_F(MemoryRecovery, ARestoredStepStaysThatOfTheGenerationThatMadeIt) {
+  Recovery::Decision d;
+  d.source.set_kind(pb::Source::MEMORY);
+  d.source.set_step(10);
+  d.generation = 1;
+  const auto made_by = [&] {
+    return make_plan(d, view(0), Options(), std::nullopt, false)
+        .assignment.source()
+        .made_by();
+  };
+  EXPECT_EQ(made_by(), 1);
+  pb::Assignment* a = durable_.mutable_assignment();
+  a->set_generation(2);
+  *a->mutable_source() = d.source;
+  a->mutable_source()->set_made_by(1);
+  d.generation = 2;
+  EXPECT_EQ(made_by(), 1);
+  d.source.set_step(11);
+  EXPECT_EQ(made_by(), 2);
 }
 
 TEST_F(MemoryRecovery, AWorkerThatReturnsInTimeBringsItsPart) {

@@ -151,9 +151,7 @@ TEST(Choose, SlowHostsGetFewerMicrobatches) {
   EXPECT_TRUE(place_mesh(q)->shares.empty());
 }
 
-// A mesh that ran is left only for one that is expected to be clearly faster,
-// and the more the model was wrong, the more clearly.
-TEST(Choose, WhatIsKnownIsLeftForAClearGainOnly) {
+PlacementRequest small_request() {
   PlacementRequest q;
   q.shape = JobShape{.model = {.dim = 64,
                                .n_layers = 4,
@@ -165,6 +163,23 @@ TEST(Choose, WhatIsKnownIsLeftForAClearGainOnly) {
                      .microbatches = 8};
   q.microbatches = 8;
   q.workers = {{.worker = "a", .host = "a", .slots = 4, .cores = 4}};
+  return q;
+}
+
+// Such as one that was pinned for a while.
+TEST(Choose, ASmallerMeshThatWasFasterHasTheGivenDegrees) {
+  PlacementRequest q = small_request();
+  q.degrees.tp = 1;
+  q.measured = {{place_mesh(q)->layout, 10, {"a"}}, {{.tp = 2}, 1, {"a"}}};
+  EXPECT_EQ(place_mesh(q)->layout.tp, 1);
+  q.measured[1].layout = {.dp = 2};
+  EXPECT_EQ(place_mesh(q)->layout, Layout{.dp = 2});
+}
+
+// A mesh that ran is left only for one that is expected to be clearly faster,
+// and the more the model was wrong, the more clearly.
+TEST(Choose, WhatIsKnownIsLeftForAClearGainOnly) {
+  PlacementRequest q = small_request();
   const Layout best = place_mesh(q)->layout;
   const Layout other =
       best == Layout{.dp = 4} ? Layout{.tp = 4} : Layout{.dp = 4};

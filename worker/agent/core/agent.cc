@@ -287,7 +287,7 @@ void Agent::obey() {
       return;
     }
     if (d.goal() == pb::Directive::LEAVE)
-      exit_with(0, "left", States::kRemoved);
+      exit_with(0, "left", d.keep_states() ? States::kKept : States::kRemoved);
     else
       exit_with(0, "job ended",
                 d.keep_states() ? States::kKept : States::kRemovedForAll);

@@ -382,8 +382,11 @@ StateRoom Scratch::state_room(uint64_t job) const {
   if (statvfs(shared_.c_str(), &room) != 0) return {};
   StateRoom out{.total = room.f_blocks * room.f_frsize,
                 .room = room.f_bavail * room.f_frsize};
+  // What they take: parts of a segment may have no memory.
+  struct stat file {};
   for (const auto& f : memory::list_segments(state_folder(), job))
-    out.room += f.bytes;
+    if (stat(f.path.c_str(), &file) == 0)
+      out.room += std::min<uint64_t>(f.bytes, 512 * file.st_blocks);
   return out;
 }
 
