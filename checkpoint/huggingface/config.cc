@@ -26,6 +26,7 @@ constexpr struct {
 
 // Where config.json does not say.
 constexpr int64_t kQwen3HeadDim = 128;
+constexpr int64_t kMistralWindow = 4096;
 
 void read_family(Reader& r, ModelConfig& m) {
   std::vector<std::string> types;
@@ -120,6 +121,8 @@ Result<Config> parse_config(std::string_view text, const std::string& name) {
     m.set_head_dim(r.integer("head_dim", kQwen3HeadDim));
   if (geometry::has_window(m.arch) && r.find("sliding_window") != nullptr)
     m.sliding_window = r.integer("sliding_window", 0);
+  else if (m.arch == "mistral" && !json.contains("sliding_window"))
+    m.sliding_window = kMistralWindow;
   c.max_position = r.integer("max_position_embeddings", c.max_position);
   c.bos_token_id = r.token_id("bos_token_id");
   c.eos_token_id = r.token_id("eos_token_id");
@@ -157,6 +160,9 @@ std::string config_json(const Config& config, Dtype dtype) {
   json["head_dim"] = m.head_dim();
   json["vocab_size"] = m.vocab_size;
   json["max_position_embeddings"] = config.max_position;
+  // Converters of other programs ask for it.
+  if (m.arch == "phi3")
+    json["original_max_position_embeddings"] = config.max_position;
   json["rms_norm_eps"] = m.norm_eps;
   json["tie_word_embeddings"] = m.tie_embeddings;
   json["hidden_act"] = "silu";
@@ -170,15 +176,13 @@ std::string config_json(const Config& config, Dtype dtype) {
   json["rope_theta"] = m.rope_theta;
   json["rope_scaling"] = scaling;
   json["rope_parameters"] = rope;
+  // Without them families have defaults, which need not be in the vocabulary.
   for (const auto& [key, ids] :
        {std::pair("bos_token_id", &config.bos_token_id),
-        std::pair("eos_token_id", &config.eos_token_id)})
-    if (!ids->empty()) json[key] = nlohmann::ordered_json::parse(*ids);
-  // Some families have a default, which need not be in the vocabulary.
-  json["pad_token_id"] =
-      config.pad_token_id.empty()
-          ? nlohmann::ordered_json()
-          : nlohmann::ordered_json::parse(config.pad_token_id);
+        std::pair("eos_token_id", &config.eos_token_id),
+        std::pair("pad_token_id", &config.pad_token_id)})
+    json[key] = ids->empty() ? nlohmann::ordered_json()
+                             : nlohmann::ordered_json::parse(*ids);
   json["torch_dtype"] = config_name(dtype);
   json["dtype"] = config_name(dtype);
   return json.dump(2) + "\n";

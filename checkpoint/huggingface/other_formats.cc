@@ -166,6 +166,7 @@ Result<NamedTensors> parse_llama2c(std::span<const std::byte> file,
              .norm_eps = kNormEps,
              .tie_embeddings = shared};
   c.max_position = n[6];
+  c.bos_token_id = c.eos_token_id = "1";  // one token between two texts
   if (const Status s = c.model.validate(); !s.ok())
     return corrupt(name + ": not a file of llama2.c: " + s.message());
   if (c.max_position < 1 || c.max_position > (1 << 24))

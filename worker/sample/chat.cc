@@ -33,6 +33,9 @@ Result<std::vector<int32_t>> Chat::ask(const std::string& message) {
           -1, ' ', false, nlohmann::json::error_handler_t::replace)));
   std::vector<int32_t> tokens;
   RETURN_IF_ERROR(tokenizer_->encode(text, {.special = true}, tokens));
+  if (tokens.empty())
+    return invalid_argument(
+        "the chat template makes no text of this conversation");
   return tokens;
 }
 

@@ -45,7 +45,8 @@ Result<Encoded> encode(const ModelFiles& files, const std::string& prompt,
   const size_t shared = std::min(out.prompt.size(), all.size());
   out.continuation.assign(all.begin() + static_cast<std::ptrdiff_t>(shared),
                           all.end());
-  out.prompt.insert(out.prompt.begin(), files.begin.begin(), files.begin.end());
+  const auto& begin = context.empty() ? files.begin : files.text_begin;
+  out.prompt.insert(out.prompt.begin(), begin.begin(), begin.end());
   return out;
 }
 

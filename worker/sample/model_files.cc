@@ -2,12 +2,14 @@
 
 #include <fmt/format.h>
 
+#include <algorithm>
 #include <filesystem>
 #include <nlohmann/json.hpp>
 #include <optional>
 
 #include "checkpoint/huggingface/weight_source.h"
 #include "parallel/jobfile/jobfile.h"
+#include "proto/base/json_depth.h"
 #include "proto/data/index.h"
 #include "proto/rundir/paths.h"
 #include "proto/rundir/run_id.h"
@@ -70,6 +72,43 @@ std::vector<int32_t> token_ids(const std::string& json) {
   return out;
 }
 
+// A file of the folder; null if there is none, or no JSON.
+nlohmann::json json_of(FileSystem& fs, const std::string& folder,
+                       const char* name) {
+  constexpr uint64_t kMost = uint64_t{64} << 20;
+  constexpr int kDeepest = 64;
+  if (folder.empty()) return nullptr;
+  const auto text = read_file(fs, path_join(folder, name), kMost);
+  if (!text.ok() || json_is_deeper(*text, kDeepest)) return nullptr;
+  return nlohmann::json::parse(*text, nullptr, /*exceptions=*/false);
+}
+
+// Whether a template of tokenizer.json puts a special token first.
+bool template_begins(const nlohmann::json& processor) {
+  if (!processor.is_object()) return false;
+  const auto list = [&](const char* key) {
+    const auto it = processor.find(key);
+    return it != processor.end() && it->is_array() ? *it
+                                                   : nlohmann::json::array();
+  };
+  const nlohmann::json single = list("single"), parts = list("processors");
+  return (!single.empty() && single.front().is_object() &&
+          single.front().contains("SpecialToken")) ||
+         std::any_of(parts.begin(), parts.end(), template_begins);
+}
+
+// Whether the tokenizer of that folder puts the first token in front of a text.
+bool adds_begin(FileSystem& fs, const std::string& folder) {
+  const auto config = json_of(fs, folder, "tokenizer_config.json");
+  if (config.is_object())
+    if (const auto it = config.find("add_bos_token");
+        it != config.end() && it->is_boolean())
+      return it->get<bool>();
+  const auto tokenizer = json_of(fs, folder, "tokenizer.json");
+  return !tokenizer.is_object() || !tokenizer.contains("post_processor") ||
+         template_begins(tokenizer["post_processor"]);
+}
+
 // What the model's own files say.
 Status take_config(FileSystem& fs, const std::string& path, ModelFiles* out) {
   if (!huggingface::is_model(fs, path)) return ok_status();
@@ -77,6 +116,7 @@ Status take_config(FileSystem& fs, const std::string& path, ModelFiles* out) {
   const huggingface::Config& config = folder.config();
   const auto begin = token_ids(config.bos_token_id);
   if (!begin.empty()) out->begin = {begin.front()};
+  if (adds_begin(fs, out->folder)) out->text_begin = out->begin;
   for (const int32_t id : token_ids(config.eos_token_id)) out->end.insert(id);
   out->trained_length = config.max_position;
   return ok_status();
@@ -177,10 +217,15 @@ Result<ModelFiles> find_model(FileSystem& fs, const ModelChoice& choice) {
       out.tokenizer,
       find_tokenizer(choice, trained_with, {choice.path, init}, &out.folder));
   out.end.insert(out.tokenizer->end_of_text());
+  // Those that end a turn of a conversation are only there.
+  const auto generation = json_of(fs, out.folder, "generation_config.json");
+  if (generation.is_object() && generation.contains("eos_token_id"))
+    for (const int32_t id : token_ids(generation["eos_token_id"].dump()))
+      out.end.insert(id);
   if (!run)
     RETURN_IF_ERROR(take_config(fs, choice.path, &out));
   else
-    out.begin = {out.tokenizer->end_of_text()};
+    out.begin = out.text_begin = {out.tokenizer->end_of_text()};
   return out;
 }
 

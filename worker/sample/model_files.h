@@ -26,9 +26,12 @@ struct ModelFiles {
   // The model that its adapters belong to, and its fingerprint.
   std::string base, base_fingerprint;
   std::unique_ptr<tokenizer::Tokenizer> tokenizer;
-  // What precedes a text: the end of another one in training, or the token that
-  // the model's files name. At most one.
+  // What precedes the first token that is predicted of a text: the end of
+  // another one in training, or the token that the model's files name. At most
+  // one.
   std::vector<int32_t> begin;
+  // The same or nothing: what the model's tokenizer puts in front of a prompt.
+  std::vector<int32_t> text_begin;
   std::set<int32_t> end;  // tokens that end a text
   // Tokens of the sequences that it was trained with; 0: not known.
   int64_t trained_length = 0;

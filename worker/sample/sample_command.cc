@@ -67,7 +67,7 @@ Status print(const std::string& text) {
 Result<std::vector<int32_t>> first_tokens(const Options& o,
                                           const ModelFiles& files) {
   std::vector<int32_t> tokens;
-  if (!o.raw) tokens = files.begin;
+  if (!o.raw) tokens = o.prompt.empty() ? files.begin : files.text_begin;
   RETURN_IF_ERROR(files.tokenizer->encode(o.prompt, {}, tokens));
   if (tokens.empty())
     return invalid_argument(
@@ -103,7 +103,8 @@ Result<Sampled> generate(
         "a larger --context",
         prompt.size(), model.context()));
   Sampled out;
-  tokenizer::TextStream stream(*files.tokenizer);
+  tokenizer::TextStream stream(*files.tokenizer,
+                               /*begins=*/o.chat || o.prompt.empty());
   double began = unix_seconds();
   std::span<const float> logits = read_prompt(model, *held, prompt);
   *held = prompt;

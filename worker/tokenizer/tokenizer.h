@@ -61,7 +61,10 @@ class Tokenizer {
 // Decodes one token at a time. Not thread-safe; the tokenizer must outlive it.
 class TextStream {
  public:
-  explicit TextStream(const Tokenizer& tokenizer) : tokenizer_(tokenizer) {}
+  // begins: the tokens begin a document, so that the space that a tokenizer
+  // puts in front of it is left out.
+  explicit TextStream(const Tokenizer& tokenizer, bool begins = true)
+      : tokenizer_(tokenizer), document_begins_(begins) {}
   // Appends the characters that `token` completes to `out`. Bytes of a
   // character whose last bytes may still come are withheld.
   Status add(int32_t token, std::string& out);
@@ -71,7 +74,7 @@ class TextStream {
  private:
   const Tokenizer& tokenizer_;
   std::string withheld_;
-  bool document_begins_ = true;
+  bool document_begins_;
   bool line_begins_ = true;
 };
 

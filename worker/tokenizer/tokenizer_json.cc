@@ -328,13 +328,18 @@ Result<std::unique_ptr<Tokenizer>> build(const Json& json, std::string id) {
                               : name);
   }
   ASSIGN_OR_RETURN(p.bpe, Bpe::make(std::move(bpe)));
-  for (const char* end :
-       {"<|endoftext|>", "<|end_of_text|>", "</s>", "<eos>"}) {
-    const auto found = vocabulary.find(end);
-    if (!found.ok()) continue;
-    p.end_of_text = *found;
-    return make_tokenizer(std::move(p));
-  }
+  // A special token rather than a piece of text: Gemma has the tag </s>.
+  for (const bool special : {true, false})
+    for (const char* end :
+         {"<|endoftext|>", "<|end_of_text|>", "</s>", "<eos>"}) {
+      const auto found = vocabulary.find(end);
+      const auto added = p.added.find(end);
+      if (!found.ok() ||
+          special != (added != p.added.end() && added->second.special))
+        continue;
+      p.end_of_text = *found;
+      return make_tokenizer(std::move(p));
+    }
   return invalid_argument(
       "no token ends a document: expected <|endoftext|>, <|end_of_text|>, "
       "</s> or <eos>");

@@ -46,11 +46,13 @@ TEST(Config, MissingKeysHaveTheDefaultsOfTransformers) {
   EXPECT_EQ(c->bos_token_id, "");
 }
 
-// Phi-3 has a default that a small vocabulary does not have.
-TEST(Config, ThePadTokenIsWrittenEvenIfThereIsNone) {
+// Families have defaults that a small vocabulary does not have.
+TEST(Config, TokensAreWrittenEvenIfThereAreNone) {
   auto c = parse_config(kNewConfig, "c");
-  EXPECT_TRUE(
-      Json::parse(config_json(*c, Dtype::kBf16))["pad_token_id"].is_null());
+  c->bos_token_id = c->eos_token_id = "";
+  const auto none = Json::parse(config_json(*c, Dtype::kBf16));
+  for (const char* key : {"bos_token_id", "eos_token_id", "pad_token_id"})
+    EXPECT_TRUE(none.contains(key) && none[key].is_null()) << key;
   c->pad_token_id = "7";
   const std::string written = config_json(*c, Dtype::kBf16);
   EXPECT_EQ(Json::parse(written)["pad_token_id"], 7);
@@ -106,6 +108,8 @@ TEST(Config, ReadsMistral) {
   EXPECT_EQ(full->model.sliding_window, 0);
   EXPECT_EQ(parse_config(config_json(*full, Dtype::kBf16), "c")->model,
             full->model);
+  json.erase("sliding_window");
+  EXPECT_EQ(parse_config(json.dump(), "c")->model.sliding_window, 4096);
 }
 
 TEST(Config, ReadsQwen) {

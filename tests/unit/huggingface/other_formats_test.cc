@@ -101,6 +101,8 @@ TEST(OtherFormats, ReadsBothVersionsOfLlama2c) {
       ASSERT_TRUE(model.ok()) << model.status().to_string();
       EXPECT_EQ(model->config().model, small_model_with(tied));
       EXPECT_EQ(model->config().max_position, 5);
+      EXPECT_EQ(model->config().bos_token_id, "1");
+      EXPECT_EQ(model->config().eos_token_id, "1");
       for (const std::string& damaged : {whole.substr(0, whole.size() - 4),
                                          whole + "more", whole.substr(0, 20)})
         EXPECT_EQ(parse_llama2c(std::as_bytes(std::span(damaged)), "m")

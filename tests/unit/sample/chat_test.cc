@@ -57,6 +57,9 @@ TEST(Chat, NeedsATemplate) {
   const Status refused = chat.ask("Hello").status();
   EXPECT_EQ(refused.code(), Code::kCorrupt);
   EXPECT_NE(refused.message().find("not a word"), std::string::npos);
+  m.folder.put("none.jinja", "{% for m in messages %}{% endfor %}");
+  Chat none = Chat::open(files, m.folder.path() + "/none.jinja", "").value();
+  EXPECT_EQ(none.ask("").status().code(), Code::kInvalidArgument);
 }
 
 }  // namespace

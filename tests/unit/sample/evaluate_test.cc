@@ -14,7 +14,7 @@ namespace {
 ModelFiles byte_files() {
   ModelFiles files;
   files.tokenizer = tokenizer::open_tokenizer("bytes").value();
-  files.begin = {tokenizer::kByteEndOfText};
+  files.begin = files.text_begin = {tokenizer::kByteEndOfText};
   return files;
 }
 

@@ -56,6 +56,25 @@ TEST_F(ModelFilesTest, FindsAHuggingFaceFolder) {
   EXPECT_EQ(found->begin, std::vector<int32_t>{3});
   EXPECT_EQ(found->end, (std::set<int32_t>{4, 5, 258}));
   EXPECT_EQ(found->trained_length, 99);
+  EXPECT_EQ(found->text_begin, std::vector<int32_t>{}) << "as GPT-2";
+  // Its tokenizer may put a token in front of texts, and more may end them.
+  tokenizer::Json json = tokenizer::byte_level();
+  json["post_processor"] = {
+      {"type", "Sequence"},
+      {"processors",
+       tokenizer::Json::array(
+           {{{"type", "ByteLevel"}},
+            {{"type", "TemplateProcessing"},
+             {"single",
+              tokenizer::Json::array({{{"SpecialToken", {{"id", "<s>"}}}},
+                                      {{"Sequence", {{"id", "A"}}}}})}}})}};
+  folder.put("tokenizer.json", json.dump());
+  folder.put("generation_config.json", R"({"eos_token_id": [7, 4]})");
+  const auto more = find({.path = folder.path()});
+  EXPECT_EQ(more->text_begin, std::vector<int32_t>{3});
+  EXPECT_EQ(more->end, (std::set<int32_t>{4, 5, 7, 258}));
+  folder.put("tokenizer_config.json", R"({"add_bos_token": false})");
+  EXPECT_EQ(find({.path = folder.path()})->text_begin, std::vector<int32_t>{});
   EXPECT_NE(problem({.path = folder.path(), .step = 3}).find("is no run"),
             std::string::npos);
 }

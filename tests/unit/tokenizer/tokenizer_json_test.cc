@@ -42,6 +42,11 @@ TEST(TokenizerJson, SentencePieceLike) {
   EXPECT_EQ(encode(*t, "</s>", {.special = true}), (Tokens{2}));
   EXPECT_EQ(encode(*t, "</s>").size(), 5U);
   EXPECT_EQ(t->decode(Tokens{space + 10, space + 10}).value(), "hello hello");
+  // What follows a prompt.
+  TextStream rest(*t, /*begins=*/false);
+  std::string text;
+  ASSERT_TRUE(rest.add(space + 10, text).ok());
+  EXPECT_EQ(text, " hello");
 }
 
 TEST(TokenizerJson, ByteLevel) {
@@ -100,6 +105,11 @@ TEST(TokenizerJson, TheEndOfTextIsFoundByName) {
   Json json = sentencepiece_like();
   json["added_tokens"].push_back({{"id", 271}, {"content", "<|end_of_text|>"}});
   json["added_tokens"][2]["special"] = true;
+  EXPECT_EQ(parse(json)->end_of_text(), 271);
+  // Of Gemma, </s> is a tag in texts.
+  json["added_tokens"][0]["special"] = false;
+  json["added_tokens"][0]["normalized"] = false;
+  json["added_tokens"][2]["content"] = "<eos>";
   EXPECT_EQ(parse(json)->end_of_text(), 271);
   EXPECT_NE(problem(byte_level(), [](Json& j) { j.erase("added_tokens"); })
                 .find("no token ends a document"),
