@@ -327,15 +327,14 @@ exist, unless `remesh checkpoint keep` or checkpoint.keep_every_n keeps it.)");
   const auto add = [&](const char* name, const char* help, bool one,
                        Result<int> (*command)(const CheckpointOptions&)) {
     c = checkpoint->add_subcommand(name, help);
-    CLI::Option* const target = c->add_option(
-        "RUN_OR_CHECKPOINT", o->target,
-        "Run directory or one checkpoint. Default: the run that is training, "
-        "else the newest in ./runs, else the one used last");
     // What cannot be undone is done to no run that nobody has named.
     if (command == prune)
-      target->required()
-          ->option_text("RUN REQUIRED")
-          ->description("Run directory");
+      c->add_option("RUN", o->target, "Run directory")->required();
+    else
+      c->add_option("RUN_OR_CHECKPOINT", o->target,
+                    "Run directory or one checkpoint. Default: the run that is "
+                    "training, else the newest in ./runs, else the one used "
+                    "last");
     if (one) {
       c->add_option("--step", o->step,
                     fmt::format("Step of the checkpoint. Default: {}",

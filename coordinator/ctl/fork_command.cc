@@ -89,6 +89,12 @@ Status link_or_copy(FileSystem& files, const std::string& from,
   fs::remove(to, error);
   fs::create_hard_link(from, to, error);
   if (!error) return ok_status();
+  // std::filesystem does not tell a full disk from other errors.
+  const fs::space_info disk = fs::space(fs::path(to).parent_path(), error);
+  if (const auto bytes = fs::file_size(from, error);
+      !error && disk.available < bytes)
+    return exhausted(fmt::format("{}: no room for a copy: {} bytes of {} free",
+                                 to, disk.available, bytes));
   fs::copy_file(from, to, error);
   if (error) return io_error(to + ": cannot copy: " + error.message());
   ASSIGN_OR_RETURN(const auto copy, files.open_to_write(to));
