@@ -43,6 +43,7 @@ planner::PlacementRequest placement_request(
       .microbatches =
           job.train().global_batch_size() / job.train().local_batch_size(),
       .by_speed = p.microbatches() == "by_speed",
+      .threads = static_cast<int>(job.train().threads()),
       .min_slots = static_cast<int>(job.elastic().min_slots()),
       .max_slots = static_cast<int>(job.elastic().max_slots()),
       .shape = shape};
@@ -94,8 +95,10 @@ pb::Job job_on(const pb::Job& job, const planner::JobShape& shape,
 double scheduled_bubble(const planner::JobShape& shape,
                         const geometry::Layout& layout) {
   if (layout.pp == 1) return 0;
-  const auto timing =
-      geometry::simulate(planner::schedule_on(shape, layout), {});
+  const auto timing = geometry::simulate(
+      geometry::without_padding(planner::schedule_on(shape, layout),
+                                planner::most_microbatches(shape, layout)),
+      {});
   CHECK(timing.ok());
   return timing->bubble_share;
 }

@@ -106,6 +106,7 @@ planner::PlacementRequest MeshPolicy::request(const ClusterView& view,
                           .worker = p.worker(),
                           .local_slot = p.local_slot(),
                           .threads = p.threads()});
+  planner::match_hosts(&r);
   return r;
 }
 

@@ -144,7 +144,7 @@ void add_measure_command(CLI::App* plan, int* code) {
   c->add_option("--network", o->network_gb_per_s,
                 "GB/s between hosts. Default: by the speed that the network "
                 "interfaces report, else 0.125")
-      ->check(CLI::PositiveNumber);
+      ->check(number_in(1e-6, 1e6));
   add_json_option(c, &o->json);
   c->footer(R"(
 Takes some seconds, in which the machine should do nothing else. Degrees of -1

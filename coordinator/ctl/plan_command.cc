@@ -2,7 +2,6 @@
 #include <fmt/format.h>
 
 #include <memory>
-#include <thread>
 
 #include "coordinator/ctl/cluster_plan.h"
 #include "coordinator/ctl/plan_parts.h"
@@ -10,6 +9,7 @@
 #include "coordinator/ctl/verbs.h"
 #include "coordinator/rundir/job_files.h"
 #include "coordinator/rundir/local_cluster.h"
+#include "proto/base/machine.h"
 
 namespace remesh::ctl {
 namespace {
@@ -23,9 +23,7 @@ struct Options {
 Result<std::string> on_hosts(PlanOptions o) {
   ASSIGN_OR_RETURN(const pb::Job job,
                    rundir::load_resolved({o.job_file, o.set}));
-  if (o.cores == 0)
-    o.cores =
-        static_cast<int>(std::max(1U, std::thread::hardware_concurrency()));
+  if (o.cores == 0) o.cores = usable_cores();
   ASSIGN_OR_RETURN(o.core, rundir::local_core());
   return plan_text(job, o);
 }
@@ -87,7 +85,7 @@ void add_options(CLI::App* c, Options* options) {
       ->check(integer_in(1, 65536));
   on_hosts("--memory-gib", hosts->memory_gib,
            "Memory of each host. Default: not checked")
-      ->check(CLI::Range(0.0, 1e9));
+      ->check(number_in(0, 1e9));
 
   const auto on_cluster = [&](CLI::Option* option) {
     return option->group(group)->needs(cluster);

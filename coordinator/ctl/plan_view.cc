@@ -34,6 +34,7 @@ Result<planner::PlacementRequest> request_of(const pb::Job& job,
                          .cores = o.cores,
                          .memory_bytes = static_cast<uint64_t>(
                              o.memory_gib * 1024 * 1024 * 1024)});
+  planner::match_hosts(&r);
   if (!o.layout.empty()) {
     ASSIGN_OR_RETURN(const Layout l, Layout::parse(o.layout));
     RETURN_IF_ERROR(planner::admit(*r.shape, l));

@@ -100,8 +100,10 @@ struct Ranks {
 
 Ranks ranks_of(const PreflightOptions& o) {
   Ranks out;
-  const auto shape = core::shape_of(o.job);
-  planner::PlacementRequest request = core::placement_request(o.job, shape);
+  planner::PlacementRequest request =
+      core::placement_request(o.job, core::shape_of(o.job));
+  std::optional<planner::JobShape>& shape = request.shape;
+  if (shape) shape->bf16 = shape->bf16 && processor_has_bf16();
   // The coordinator reports one that is invalid, and does without.
   if (auto core = rundir::local_core(); core.ok()) request.core = *core;
   for (int i = 1; i <= o.workers; ++i)
@@ -123,7 +125,9 @@ Ranks ranks_of(const PreflightOptions& o) {
     if (!shape) continue;
     const uint64_t all =
         planner::predict_memory(*shape, placed->layout, p.rank).total() +
-        planner::predict_save(*shape, placed->layout, p.rank);
+        planner::predict_save(*shape, placed->layout, p.rank) +
+        planner::kernel_workspace(*shape, placed->layout,
+                                  threads > 0 ? threads : p.threads);
     const uint64_t shared =
         o.job.elastic().keep_state()
             ? planner::predict_segments(*shape, placed->layout, p.rank)

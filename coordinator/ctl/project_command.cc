@@ -36,7 +36,7 @@ void add_project_command(CLI::App* plan, int* code) {
       ->check(integer_in(1, kMost));
   c->add_option("--tokens", o->tokens, "Tokens to train on: 20e12")
       ->required()
-      ->check(CLI::Range(1.0, 1e18));
+      ->check(number_in(1, 1e18));
   c->add_option("--seq", o->plan.seq_len,
                 "Tokens of a sequence. Default: the model's")
       ->check(integer_in(1, 1 << 30));
@@ -48,7 +48,7 @@ void add_project_command(CLI::App* plan, int* code) {
   const auto time = [&](const char* name, double& value, const char* help,
                         double least, double most) {
     c->add_option(name, value, help)
-        ->check(CLI::Range(least, most))
+        ->check(number_in(least, most))
         ->capture_default_str();
   };
   time("--mtbf-hours", o->mtbf_hours, "Mean time between failures of a device",
@@ -64,7 +64,7 @@ void add_project_command(CLI::App* plan, int* code) {
        "From a failure to a node that takes the place of the lost one", 0, 1e9);
   c->add_option("--price", o->price_per_hour,
                 "Of a device for an hour. Default: the cluster's")
-      ->check(CLI::Range(0.0, 1e6));
+      ->check(number_in(0, 1e6));
   add_json_option(c, &o->plan.json);
   c->footer(R"(
 Goodput is the share of the time that goes into steps that are kept. Recovery

@@ -9,6 +9,7 @@
 #include <cerrno>
 #include <cstring>
 #include <filesystem>
+#include <limits>
 #include <memory>
 #include <nlohmann/json.hpp>
 
@@ -22,6 +23,7 @@
 #include "coordinator/rundir/local_cluster.h"
 #include "coordinator/rundir/run_dir.h"
 #include "parallel/jobfile/jobfile.h"
+#include "parallel/planner/local.h"
 #include "proto/base/clock.h"
 #include "proto/base/file_system.h"
 #include "proto/base/machine.h"
@@ -105,9 +107,15 @@ class Tuning {
     if (ec) return io_error(out_ + ": " + ec.message());
     RETURN_IF_ERROR(open_log());
     catch_interrupts();
-    say(fmt::format("{} settings fit, {} do not fit into memory; trials in {}",
-                    space_.settings.size(), space_.too_large,
-                    rundir::short_path(out_)));
+    say(fmt::format(
+        "{} settings fit, {} do not fit into memory{}; trials in {}",
+        space_.settings.size(), space_.too_large,
+        space_.too_slow == 0
+            ? ""
+            : fmt::format(", the {} slowest by the cost model are "
+                          "left out",
+                          space_.too_slow),
+        rundir::short_path(out_)));
     for (size_t i = 0; i < tuner_.trials().size(); ++i) say_trial(i);
     while (interrupts == 0) {
       const auto next = choose();
@@ -150,7 +158,7 @@ class Tuning {
           ": has trials of another job, other hosts or other --steps; give "
           "another --out, or remove it");
     for (size_t i = 1; i < lines.size(); ++i)
-      if (!take(Json::parse(lines[i])))
+      if (!take(Json::parse(lines[i], nullptr, /*allow_exceptions=*/false)))
         return corrupt(
             fmt::format("{}:{}: is not a trial; remove the line", path, i + 1));
     return ok_status();
@@ -270,6 +278,7 @@ class Tuning {
                   std::to_string(options_.slots_per_worker)};
     else
       out.argv = {"/bin/sh", "-c", options_.launch, "sh", file, run_dir};
+    out.queued = !options_.launch.empty();
     return out;
   }
 
@@ -328,6 +337,11 @@ Result<int> tune(const TuneOptions& o) {
       .fixed = {o.fixed.begin(), o.fixed.end()}};
   ASSIGN_OR_RETURN(request.place.core, rundir::local_core());
   request.place.workers = workers_of(o);
+  if (o.launch.empty())
+    request.place.shape->bf16 =
+        request.place.shape->bf16 && processor_has_bf16();
+  planner::match_hosts(&request.place);
+  if (o.every) request.most = std::numeric_limits<size_t>::max();
   ASSIGN_OR_RETURN(tune::Space space, tune::make_space(request));
   return Tuning(o, std::move(job), std::move(space)).run();
 }
@@ -353,7 +367,9 @@ void add_tune_verb(CLI::App* app, int* code) {
   count("--steps", o->steps,
         "Steps of a trial; the median after the first two counts", 4, 100'000);
   count("--silence", o->silence_s,
-        "Seconds without a step after which a trial has failed", 1, 86'400);
+        "Seconds without a step, once the run has begun, after which a trial "
+        "has failed",
+        1, 86'400);
   c->add_option("--fix", o->fixed,
                 "Do not vary this; repeatable: ranks, tp, pp, cp, micro-batch, "
                 "recompute, zero, threads")
@@ -373,7 +389,7 @@ void add_tune_verb(CLI::App* app, int* code) {
       ->needs(launch);
   c->add_option("--memory-gib", o->memory_gib,
                 "Memory of each host. Default: as here")
-      ->check(CLI::PositiveNumber)
+      ->check(number_in(1e-3, 1e9))
       ->needs(launch);
   c->add_option("--html", o->html, "Also write a page with charts");
   add_json_option(c, &o->json);

@@ -1,10 +1,12 @@
 #include "coordinator/ctl/tune_trial.h"
 
 #include <fmt/format.h>
+#include <signal.h>
 
 #include <algorithm>
 #include <chrono>
 #include <cstdint>
+#include <filesystem>
 #include <thread>
 
 #include "coordinator/rundir/lines.h"
@@ -31,6 +33,7 @@ class TrialRun {
     const auto started = children_.start(kTrial, options_.argv, output_.path());
     if (!started.ok()) return {.error = started.status().message()};
     heard_ms_ = monotonic_ms();
+    began_ = !options_.queued;
     constexpr auto kPoll = std::chrono::milliseconds(50);
     for (; !ended_; std::this_thread::sleep_for(kPoll)) {
       if (const int asked = interrupts(); asked > 0) {
@@ -59,6 +62,12 @@ class TrialRun {
 
   void watch() {
     const int64_t now = monotonic_ms();
+    if (!began_) {
+      std::error_code ec;
+      began_ =
+          std::filesystem::exists(rundir::journal_path(options_.run_dir), ec);
+      heard_ms_ = now;
+    }
     if (stopped_ms_ >= 0) {
       // Before the coordinator listens, nobody hears a stop.
       if (now >= stop_again_ms_) send_stop();
@@ -82,6 +91,7 @@ class TrialRun {
   }
   void send_stop() {
     stop_again_ms_ = INT64_MAX;
+    if (!began_) return children_.signal(kTrial, SIGTERM);
     if (!children_.start(kStop, options_.stop, "/dev/null").ok()) ended_ = true;
   }
 
@@ -123,6 +133,7 @@ class TrialRun {
   int64_t heard_ms_ = 0;     // the last step, or the start
   int64_t stopped_ms_ = -1;  // -1: not stopped
   int64_t stop_again_ms_ = 0;
+  bool began_ = false;  // a coordinator has
   bool ended_ = false;
   TrialResult result_;
 };

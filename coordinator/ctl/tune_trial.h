@@ -19,6 +19,10 @@ struct TrialOptions {
   std::vector<std::string> stop;  // ends it early
   int64_t silence_s = 300;        // without a step for so long it has failed
   double best_s = 0;              // of other trials; 0: none
+  // argv may wait for a long time, in the queue of a cluster, before a
+  // coordinator begins; silence counts from then on. Until then SIGTERM ends
+  // it.
+  bool queued = false;
 };
 
 struct TrialResult {

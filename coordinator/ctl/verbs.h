@@ -33,6 +33,21 @@ inline int exit_code(const Result<int>& code) {
   return code.ok() ? *code : exit_with("remesh", code.status());
 }
 
+// Accepts numbers from `least` to `most`; not NaN, which is in every range of
+// CLI::Range.
+inline CLI::Validator number_in(double least, double most) {
+  return CLI::Validator(
+      [least, most](const std::string& text) {
+        double value = 0;
+        const bool ok = CLI::detail::lexical_cast(text, value) &&
+                        value >= least && value <= most;
+        return ok ? ""
+                  : fmt::format("'{}' is not a number from {:g} to {:g}", text,
+                                least, most);
+      },
+      fmt::format("{:g} to {:g}", least, most));
+}
+
 // Accepts integers from `least` to `most`.
 inline CLI::Validator integer_in(int least, int most) {
   return CLI::Validator(

@@ -46,7 +46,7 @@ std::vector<ParamSpec> llama_parameters(const ModelConfig& config);
 //              context parallelism three gradients and two copies of keys and
 //              values, and fp32 queries
 //
-// The backend's own workspaces (a few MB a thread) come on top.
+// The backend's own workspaces come on top: kernel_workspace().
 ChunkMemory llama_memory(const ShardTable& shard, int chunk,
                          const ChunkUse& use);
 

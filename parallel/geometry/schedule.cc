@@ -278,6 +278,16 @@ Result<Schedule> step_schedule(ScheduleKind kind, int pp, int chunks,
   return make_schedule(kind, pp, static_cast<int>(most), chunks);
 }
 
+Schedule without_padding(Schedule s, int64_t n) {
+  s.num_microbatches =
+      static_cast<int>(std::min<int64_t>(n, s.num_microbatches));
+  for (auto& ops : s.ranks)
+    std::erase_if(ops, [&](const PipeOp& op) {
+      return op.microbatch >= s.num_microbatches;
+    });
+  return s;
+}
+
 Schedule forward_schedule(int pp, int chunks, int64_t n) {
   Schedule s = step_schedule(chunks > 1 ? ScheduleKind::kInterleaved1F1B
                                         : ScheduleKind::k1F1B,

@@ -91,6 +91,8 @@ Result<Schedule> make_schedule(ScheduleKind kind, int pp, int num_microbatches,
 // fit every schedule. Fails like make_schedule().
 Result<Schedule> step_schedule(ScheduleKind kind, int pp, int chunks,
                                int64_t most);
+// The passes that a rank with n microbatches runs of it.
+Schedule without_padding(Schedule schedule, int64_t n);
 // Forward passes alone, of at least n microbatches, in an order that every rank
 // of the pipeline can keep.
 Schedule forward_schedule(int pp, int chunks, int64_t n);

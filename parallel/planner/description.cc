@@ -13,6 +13,9 @@ Machine machine_of(const pb::Cluster& c) {
       .fp32_flops = fp32 * kTera * e.gemm(),
       .fp8_flops = d.peak_fp8_tflops() * kTera * e.gemm_fp8(),
       .attention_flops = d.peak_tflops() * kTera * e.attention(),
+      .fp32_attention_flops =
+          fp32 * kTera *
+          (e.fp32_attention() > 0 ? e.fp32_attention() : e.attention()),
       .tuned_attention_flops = d.peak_tflops() * kTera * e.tuned_attention(),
       .memory_bytes_per_s = d.memory_gb_per_s() * kGiga * e.memory(),
       .memory_bytes = d.memory_gb() * kGiga,

@@ -17,6 +17,7 @@ struct Machine {
   double fp32_flops = 0.5;           // likewise in fp32
   double fp8_flops = 0;              // likewise in fp8; 0: none
   double attention_flops = 1;        // fused attention of general programs
+  double fp32_attention_flops = 1;   // the same in fp32
   double tuned_attention_flops = 1;  // of the vendor's library
   double memory_bytes_per_s = 1;
   double memory_bytes = 0;

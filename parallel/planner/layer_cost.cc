@@ -54,6 +54,7 @@ struct Matrix {
   double out = 0, in = 0;
   bool trained = false;
 };
+constexpr size_t kUpMatrix = 2;  // of matrices(): gate and up
 std::vector<Matrix> matrices(const JobShape& s, const geometry::Layout& l) {
   geometry::ModelConfig one = model_of_engine(s.model.base());
   one.n_layers = 1;
@@ -127,9 +128,9 @@ Passes attention(const Machine& m, const JobShape& s, const geometry::Layout& l,
                  const Sizes& z, const Execution& run) {
   Passes p;
   if (run.fused_attention) {
-    const double rate =
-        (run.tuned_attention ? m.tuned_attention_flops : m.attention_flops) *
-        (run.precision == Precision::k32 ? m.fp32_flops / m.flops : 1);
+    const double rate = run.precision == Precision::k32 ? m.fp32_attention_flops
+                        : run.tuned_attention ? m.tuned_attention_flops
+                                              : m.attention_flops;
     const double keys = geometry::mean_keys(s.model, s.T);
     const double forward = 2 * z.N * (2 * keys + kAttentionBlock) * z.q / rate;
     p.forward.attention = forward;
@@ -174,6 +175,15 @@ double operations(const Execution& run) {
   return (run.fused_kernels ? 30 : 45) + (run.fused_attention ? 0 : 10);
 }
 
+// Bytes of an element that ranks exchange as it was computed, and of one that
+// they add up.
+double sent_bytes(const Execution& run) {
+  return std::max(2.0, operand_bytes(run.precision));
+}
+double summed_bytes(const Execution& run) {
+  return run.sum_bytes > 0 ? run.sum_bytes : sent_bytes(run);
+}
+
 // Two all-reduces of the stream forward and two backward (Shoeybi et al. 2019),
 // or as many all-gathers and reduce-scatters (Korthikanti et al. 2022), which
 // move as much. In pieces (Wang et al. 2023) all but the first are hidden by
@@ -182,29 +192,40 @@ double operations(const Execution& run) {
 double tensor_s(const Machine& m, const geometry::Layout& l, const Sizes& z,
                 const Execution& run, double gemm) {
   if (l.tp == 1) return 0;
-  const double width = operand_bytes(run.precision) == 4 ? 4 : 2;
-  const double bytes = z.N * z.D * width;
+  const double width = sent_bytes(run), sum = summed_bytes(run);
+  const double elements = z.N * z.D;
   const Group group{.size = l.tp, .stride = 1};
-  const double all = run.sequence_parallel ? 4 * gather_s(m, group, bytes)
-                                           : 2 * all_reduce_s(m, group, bytes);
+  const double all = run.sequence_parallel
+                         ? 2 * (gather_s(m, group, elements * width) +
+                                gather_s(m, group, elements * sum))
+                         : 2 * all_reduce_s(m, group, elements * sum);
   if (!run.overlap_tensor || l.tp > m.node_devices) return all;
   return std::max(all / l.tp, all - gemm);
 }
 
-// Keys and values travel once around the ring in forward, and with their
-// gradients in backward, behind attention (Liu et al. 2023).
+// Keys and values, of `width` bytes each, travel once around the ring in
+// forward, and with their gradients in backward, behind attention (Liu et al.
+// 2023). All wait for the slowest link of the ring.
 double context_s(const Machine& m, const geometry::Layout& l, const Sizes& z,
-                 double rounds, double attention) {
+                 double width, double attention) {
   if (l.cp == 1) return 0;
-  const double hop = send_s(m, l.tp, rounds * 2 * 2 * z.N * z.kv);
+  const int stride =
+      l.tp * l.cp > m.node_devices ? std::max(l.tp, m.node_devices) : l.tp;
+  const double hop = send_s(m, stride, 2 * width * z.N * z.kv);
   return exposed_s(m, (l.cp - 1) * hop, attention * (l.cp - 1) / l.cp);
 }
 
-void recompute(const JobShape& s, const Execution& run, Passes* p) {
+void recompute(const Machine& m, const JobShape& s, const Sizes& z,
+               const Matrix& up, const Execution& run, Passes* p) {
   const double share = 1.0 / s.recompute_every;
   Terms again;
   if (s.recompute == geometry::Recompute::kFull) {
     again = p->forward;
+  } else if (s.recompute == geometry::Recompute::kSelective &&
+             run.recomputes_attention) {
+    again.attention = p->forward.attention;
+    again.context = p->forward.context;
+    again.gemm = gemm_s(m, {z.N, up.out, up.in}, run.precision);
   } else if (s.recompute == geometry::Recompute::kSelective) {
     // Korthikanti et al. 2022: the attention core; with fused attention, which
     // keeps no scores, elementwise chains and every second product
@@ -282,15 +303,17 @@ Passes layer_passes(const Machine& m, const JobShape& s,
   const Precision products = run.precision == Precision::kFp8 && run.row_scaled
                                  ? Precision::k16
                                  : run.precision;
-  for (const Matrix& w : matrices(s, l)) add_linear(m, z, w, products, &p);
+  const std::vector<Matrix> layer = matrices(s, l);
+  for (const Matrix& w : layer) add_linear(m, z, w, products, &p);
   const double bytes = elementwise_bytes(z, run);
   p.forward += elementwise(m, bytes);
   p.backward += elementwise(m, 2 * bytes);
-  p.forward.context = context_s(m, l, z, 1, p.forward.attention);
-  p.backward.context = context_s(m, l, z, 2, p.backward.attention);
+  p.forward.context = context_s(m, l, z, sent_bytes(run), p.forward.attention);
+  p.backward.context = context_s(m, l, z, sent_bytes(run) + summed_bytes(run),
+                                 p.backward.attention);
   p.forward.tensor = tensor_s(m, l, z, run, p.forward.gemm);
   p.backward.tensor = tensor_s(m, l, z, run, p.backward.gemm);
-  recompute(s, run, &p);
+  recompute(m, s, z, layer[kUpMatrix], run, &p);
   const double n = operations(run);
   add_launches(m, n, &p.forward);
   add_launches(m, 1.5 * n, &p.backward);

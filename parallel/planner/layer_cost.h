@@ -33,12 +33,19 @@ struct Execution {
   // not do so themselves and gradients are not sharded.
   double accumulation_bytes = 0;
   double message_bytes = 2;  // of an element sent to the next stage
+  // Of an element that tensor-parallel ranks add up, and of a gradient of keys
+  // and values; 0: as wide as what is computed.
+  double sum_bytes = 0;
   // All ZeRO stages sum gradients over the microbatches before they are reduced
   // and keep embedding and head gathered; stage 3 gathers the weights of layers
   // for every pass, in a pipeline as well.
   bool accumulates = false;
   // The last stage has fewer layers, as geometry::stage_bounds() says.
   bool balanced_stages = false;
+  // Selective recomputation repeats attention and the products before the
+  // activation function, and nothing where backward is split; else it is
+  // TorchTitan's or, without fused attention, Megatron's.
+  bool recomputes_attention = false;
 };
 
 // Seconds by cause. Communication counts where compute does not hide it.

@@ -18,6 +18,7 @@ Machine reference_core() {
   return {.flops = 1e11,
           .fp32_flops = 1e11,
           .attention_flops = 4e10,
+          .fp32_attention_flops = 4e10,
           .tuned_attention_flops = 4e10,
           .memory_bytes_per_s = 6e9,
           .peak_flops = 1e11,
@@ -39,11 +40,25 @@ Execution engine_execution(const JobShape& s) {
           .gradient_bytes = 4,
           .weight_bytes = 4,
           .message_bytes = 4,
+          .sum_bytes = 4,
           .accumulates = true,
-          .balanced_stages = true};
+          .balanced_stages = true,
+          .recomputes_attention = true};
 }
 
 namespace {
+
+double gemm_flops(const PlacementRequest& q, const Machine& m) {
+  return q.shape && q.shape->bf16 ? m.flops : m.fp32_flops;
+}
+
+// Cores that a rank keeps busy on a host that `ranks` of them share.
+double busy_cores(const PlacementRequest& q, int cores, int64_t ranks) {
+  if (cores <= 0) return 1;
+  const double share = static_cast<double>(cores) / static_cast<double>(ranks);
+  return q.threads > 0 ? std::min<double>(q.threads, share)
+                       : std::min(share, std::max(1.0, std::floor(share)));
+}
 
 // A host as a mesh sees it.
 struct Host {
@@ -74,7 +89,7 @@ std::vector<Host> host_order(const PlacementRequest& q) {
     h.cores = std::max(h.cores, w.cores);
     h.memory = std::max(h.memory, w.memory_bytes);
     const Machine& m = w.core ? *w.core : q.core;
-    if (h.slowest == nullptr || m.fp32_flops < h.slowest->fp32_flops)
+    if (h.slowest == nullptr || gemm_flops(q, m) < gemm_flops(q, *h.slowest))
       h.slowest = &m;
     const double link = m.network_bytes_per_s * m.node_devices;
     h.link = h.link == 0 ? link : std::min(h.link, link);
@@ -91,27 +106,31 @@ std::vector<Host> host_order(const PlacementRequest& q) {
 void scale_rates(double by, Machine* m) {
   for (double Machine::*rate :
        {&Machine::flops, &Machine::fp32_flops, &Machine::fp8_flops,
-        &Machine::attention_flops, &Machine::tuned_attention_flops,
-        &Machine::memory_bytes_per_s, &Machine::peak_flops})
+        &Machine::attention_flops, &Machine::fp32_attention_flops,
+        &Machine::tuned_attention_flops, &Machine::memory_bytes_per_s,
+        &Machine::peak_flops})
     m->*rate *= by;
 }
 
 }  // namespace
 
 Machine rank_machine(const PlacementRequest& q, int64_t world) {
-  // The hosts that a mesh of that size fills. All wait for the slowest; so they
-  // do for the slowest link.
+  // The hosts that a mesh of that size fills. All wait for the slowest rank; so
+  // they do for the slowest link.
   const Machine* slowest = nullptr;
   int64_t per_host = 1, left = world;
-  double cores = 0, memory = 0, network = 0;
+  double cores = 1, memory = 0, network = 0;
   for (const Host& h : host_order(q)) {
     if (left <= 0) break;
     const int64_t ranks = std::min(h.slots, left);
     left -= ranks;
     per_host = std::max(per_host, ranks);
-    cores += h.cores;
-    if (slowest == nullptr || h.slowest->fp32_flops < slowest->fp32_flops)
+    const double busy = busy_cores(q, h.cores, ranks);
+    if (slowest == nullptr ||
+        busy * gemm_flops(q, *h.slowest) < cores * gemm_flops(q, *slowest)) {
       slowest = h.slowest;
+      cores = busy;
+    }
     network = network == 0 ? h.link : std::min(network, h.link);
     if (h.memory == 0) continue;
     const double share =
@@ -121,13 +140,22 @@ Machine rank_machine(const PlacementRequest& q, int64_t world) {
   Machine m = slowest != nullptr ? *slowest : q.core;
   if (q.link_bytes_per_s > 0) network = q.link_bytes_per_s;
   if (network > 0) m.network_bytes_per_s = network / m.node_devices;
-  const double share = cores > 0 ? cores / static_cast<double>(world) : 1;
-  scale_rates(share, &m);
+  scale_rates(cores, &m);
   m.memory_bytes = memory;
   m.network_bytes_per_s *=
       static_cast<double>(m.node_devices) / static_cast<double>(per_host);
   m.node_devices = static_cast<int>(per_host);
   return m;
+}
+
+void match_hosts(PlacementRequest* q) {
+  if (!q->shape) return;
+  const auto lacks_bf16 = [&](const WorkerSlots& w) {
+    const Machine& m = w.core ? *w.core : q->core;
+    return m != reference_core() && m.flops == m.fp32_flops;
+  };
+  if (std::any_of(q->workers.begin(), q->workers.end(), lacks_bf16))
+    q->shape->bf16 = false;
 }
 
 double rank_memory(const PlacementRequest& q, const geometry::Layout& l) {
@@ -160,8 +188,9 @@ std::vector<double> replica_speeds(const PlacementRequest& q,
   for (const RankPlace& p : places) {
     const WorkerSlots& w = *workers.at(p.worker);
     if (!w.core) return {};
-    const double rate =
-        p.threads * (q.shape->bf16 ? w.core->flops : w.core->fp32_flops);
+    const int threads =
+        q.threads > 0 ? std::min(q.threads, p.threads) : p.threads;
+    const double rate = threads * gemm_flops(q, *w.core);
     double& slowest = speeds[static_cast<size_t>(l.coord(p.rank).dp)];
     slowest = slowest == 0 ? rate : std::min(slowest, rate);
   }

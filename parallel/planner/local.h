@@ -11,11 +11,16 @@ namespace remesh::planner {
 // How worker/engine computes and communicates.
 Execution engine_execution(const JobShape& shape);
 
+// A job in bf16 runs in fp32 where one host lacks bf16, which the measured
+// rates of its cores show: they are the same in both (worker/measure/fit.cc).
+// The functions below take the shape as it is.
+void match_hosts(PlacementRequest* request);
+
 // A rank of a mesh of `world` ranks that fill the request's hosts in the order
-// of seat_ranks(). Rates are those of its share of the cores of these hosts;
-// the ranks of a host share its link to the network. memory_bytes: the smallest
-// share of a host's memory, 0 if unknown; tensor groups may be seated
-// differently (rank_memory()).
+// of seat_ranks(). Rates are those of the slowest rank: of a core, times the
+// cores that it keeps busy; the ranks of a host share its link to the network.
+// memory_bytes: the smallest share of a host's memory, 0 if unknown; tensor
+// groups may be seated differently (rank_memory()).
 Machine rank_machine(const PlacementRequest& request, int64_t world);
 
 // The smallest share of a host's memory that a rank of this mesh has; 0 if

@@ -336,6 +336,16 @@ uint64_t predict_segments(const JobShape& s, const Layout& l, int rank) {
                                replica_bytes(s, l, state));
 }
 
+uint64_t kernel_workspace(const JobShape& s, const Layout& l, int threads) {
+  const int64_t tokens = s.B * s.T / l.cp;
+  const int64_t width = std::max(s.model.dim, s.model.hidden_dim / l.tp);
+  const int64_t columns = s.bf16 && s.packed ? k16Bit * tokens * width : 0;
+  // By element of a head's sequence: seven in 16 bits, or six in fp32.
+  const int64_t each = s.bf16 && s.packed ? 14 : 24;
+  return static_cast<uint64_t>(columns +
+                               threads * each * s.T * s.model.head_dim());
+}
+
 MemoryUse predict_worst_memory(const JobShape& s, const Layout& l) {
   MemoryUse worst;
   // Among data- and context-parallel ranks the first needs most, and among

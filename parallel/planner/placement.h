@@ -85,6 +85,7 @@ struct PlacementRequest {
   int64_t microbatches = 1;  // of one global batch
   // Data-parallel ranks on slow hosts get fewer of them, by the hosts' cores.
   bool by_speed = false;
+  int threads = 0;      // of each rank; 0: its share of the cores
   int min_slots = 1;    // refuse a smaller mesh
   int max_slots = -1;   // use no more; -1: no limit
   bool scaled = false;  // max_slots comes from `remesh scale`

@@ -169,7 +169,7 @@ class Search {
     for (int64_t B = std::max<int64_t>(1, given);
          B <= most && q_.global_batch % B == 0; B *= 2) {
       const size_t before = found_.size();
-      for (const auto& [kind, chunks] : schedules(l))
+      for (const auto& [kind, chunks] : schedules(l, B))
         for (const auto& [zero, group] : shardings(l))
           least_recompute({.layout = l,
                            .B = B,
@@ -181,7 +181,8 @@ class Search {
     }
   }
 
-  std::vector<std::pair<ScheduleKind, int>> schedules(const Layout& l) const {
+  std::vector<std::pair<ScheduleKind, int>> schedules(const Layout& l,
+                                                      int64_t B) const {
     std::vector<std::pair<ScheduleKind, int>> out;
     const auto wanted = [&](ScheduleKind k) {
       return !q_.limits.schedule || *q_.limits.schedule == k;
@@ -191,7 +192,9 @@ class Search {
       if (wanted(k)) out.emplace_back(k, 1);
     if (q_.limits.schedule == ScheduleKind::kGpipe)
       out.emplace_back(ScheduleKind::kGpipe, 1);
-    if (wanted(ScheduleKind::kInterleaved1F1B))
+    // Megatron-LM and PyTorch refuse other numbers of microbatches.
+    const bool whole = q_.global_batch / B % (int64_t{l.dp} * l.pp) == 0;
+    if (whole && wanted(ScheduleKind::kInterleaved1F1B))
       for (const int v : {2, 3, 4, 6, 8, 12})
         if (int64_t{1} * v * l.pp <= q_.model.n_layers)
           out.emplace_back(ScheduleKind::kInterleaved1F1B, v);

@@ -33,6 +33,10 @@ class Step {
         num_stages_(l.pp * chunks_),
         layer_(parts.layer),
         head_(parts.head) {
+    if (run.recomputes_attention &&
+        s.recompute == geometry::Recompute::kSelective &&
+        geometry::traits_of(schedule_kind_on(s, l)).split_backward)
+      layer_.again = {};
     sharded_ =
         l.dp * l.cp > 1 &&
         (run.accumulates ? s.zero_stage == 3 : s.zero_stage >= 2 && l.pp == 1);
@@ -178,7 +182,8 @@ class Step {
     JobShape shape = s_;
     shape.microbatches = n * l_.dp;
     shape.shares.clear();
-    const geometry::Schedule schedule = schedule_on(shape, l_);
+    const geometry::Schedule schedule =
+        geometry::without_padding(schedule_on(shape, l_), n);
     std::vector<double> length[3];
     for (int pass = 0; pass < 3; ++pass)
       for (size_t i = 0; i < stages_.size(); ++i)
@@ -243,8 +248,7 @@ class Step {
   double pipeline_bound() const {
     const bool split =
         geometry::traits_of(schedule_kind_on(s_, l_)).split_backward;
-    int64_t m = most_microbatches(s_, l_);
-    if (chunks_ > 1) m = (m + l_.pp - 1) / l_.pp * l_.pp;
+    const int64_t m = most_microbatches(s_, l_);
     double fill = 0, drain = 0, bound = 0;
     for (int rank = 0; rank < l_.pp; ++rank) {
       double inputs = 0, weights = 0;

@@ -4,12 +4,13 @@
 
 #include <algorithm>
 #include <cmath>
-#include <map>
+#include <limits>
 #include <numeric>
 
 #include "parallel/planner/local.h"
 #include "parallel/planner/memory.h"
 #include "parallel/planner/search.h"
+#include "parallel/planner/seating.h"
 #include "parallel/planner/step_cost.h"
 #include "proto/base/text.h"
 
@@ -44,31 +45,19 @@ JobShape shape_with(const JobShape& job, const Setting& s) {
   return out;
 }
 
-// What each rank has of the hosts' cores.
-int threads_of(const PlacementRequest& q, int world) {
-  std::map<std::string, int> cores;
-  for (const planner::WorkerSlots& w : q.workers)
-    cores[w.host] = std::max(cores[w.host], w.cores);
-  int sum = 0;
-  for (const auto& [host, n] : cores) sum += n;
-  return std::max(1, sum / world);
+// What the rank with fewest gets of its host's cores.
+int threads_of(const PlacementRequest& q, const Layout& l) {
+  int least = std::numeric_limits<int>::max();
+  for (const planner::RankPlace& p : planner::seat_ranks(q, l))
+    least = std::min(least, p.threads);
+  return least;
 }
 
-double predicted_s(const PlacementRequest& q, const Setting& s) {
+double predicted_s(PlacementRequest& q, const Setting& s) {
   const JobShape shape = shape_with(*q.shape, s);
-  planner::Machine m = planner::rank_machine(q, s.layout.world());
-  // Fewer threads than cores use their share only.
-  const int share = threads_of(q, s.layout.world());
-  if (s.threads < share) {
-    const double used = static_cast<double>(s.threads) / share;
-    for (double planner::Machine::*rate :
-         {&planner::Machine::flops, &planner::Machine::fp32_flops,
-          &planner::Machine::attention_flops,
-          &planner::Machine::tuned_attention_flops,
-          &planner::Machine::memory_bytes_per_s})
-      m.*rate *= used;
-  }
-  return planner::predict_step(m, shape, s.layout,
+  q.threads = s.threads;
+  return planner::predict_step(planner::rank_machine(q, s.layout.world()),
+                               shape, s.layout,
                                planner::engine_execution(shape))
       .total_s;
 }
@@ -118,12 +107,14 @@ class Builder {
   void add_all(const Layout& l) {
     constexpr int64_t kMostSequences = 64;
     const JobShape& job = *request_.place.shape;
-    const int share = threads_of(request_.place, l.world());
+    const int share = threads_of(request_.place, l);
     std::set<int> threads = {share, std::max(1, share / 2)};
     threads.insert(own_.threads);
     const int most_zero = l.dp * l.cp > 1 ? 3 : 0;
     Setting s{.layout = l};
-    for (const int B : divisors(job.microbatches * job.B, kMostSequences)) {
+    std::vector<int> sizes = divisors(job.microbatches * job.B, kMostSequences);
+    if (own_.B > kMostSequences) sizes.push_back(static_cast<int>(own_.B));
+    for (const int B : sizes) {
       s.B = B;
       for (s.zero_stage = 0; s.zero_stage <= most_zero; ++s.zero_stage)
         for (const Recompute r : kRecomputes) {
@@ -151,8 +142,8 @@ class Builder {
   Space chosen() {
     std::vector<double> seconds;
     seconds.reserve(all_.size());
-    for (const Setting& s : all_)
-      seconds.push_back(predicted_s(request_.place, s));
+    PlacementRequest place = request_.place;
+    for (const Setting& s : all_) seconds.push_back(predicted_s(place, s));
     std::vector<size_t> order(all_.size());
     std::iota(order.begin(), order.end(), size_t{0});
     std::stable_sort(order.begin(), order.end(), [&](size_t a, size_t b) {
@@ -161,12 +152,12 @@ class Builder {
     Space out;
     for (const size_t i : order) {
       const bool own = all_[i] == own_;
-      if (!own && out.settings.size() >= kMostCandidates) {
-        ++out.too_slow;
-        continue;
-      }
       if (!own && !fits(request_.place, all_[i])) {
         ++out.too_large;
+        continue;
+      }
+      if (!own && out.settings.size() >= request_.most) {
+        ++out.too_slow;
         continue;
       }
       if (own) out.own = out.settings.size();

@@ -37,6 +37,9 @@ struct SpaceRequest {
   planner::PlacementRequest place;
   int threads = -1;             // of a rank in the job; -1: cores by ranks
   std::set<std::string> fixed;  // knobs that keep the value of the job's own
+  // Candidates are the fastest of all by the cost model, up to this number and
+  // one, the job's own.
+  size_t most = 3000;
 };
 
 struct Space {
@@ -44,11 +47,8 @@ struct Space {
   std::vector<Candidate> candidates;  // of the settings, in their order
   size_t own = 0;                     // what the job does without tuning
   size_t too_large = 0;  // settings left out because memory does not suffice
-  size_t too_slow = 0;   // settings left out beyond kMostCandidates
+  size_t too_slow = 0;   // settings left out beyond SpaceRequest::most
 };
-
-// Candidates are the fastest of all by the cost model, up to this number.
-inline constexpr size_t kMostCandidates = 3000;
 
 // Numbers of ranks divide the slots. Fails like place_mesh(), and with
 // InvalidArgument, naming the knobs, for one that does not exist.

@@ -90,6 +90,15 @@ int usable_cores() {
   return std::clamp(static_cast<int>(std::ceil(limit)), 1, cores);
 }
 
+bool processor_has_bf16() {
+#ifdef __x86_64__
+  __builtin_cpu_init();
+  return __builtin_cpu_supports("avx512bf16") != 0;
+#else
+  return false;
+#endif
+}
+
 uint64_t cgroup_memory_limit(const std::string& own, const std::string& root) {
   uint64_t least = 0;
   for (const std::string& folder : cgroup_folders(own, "memory", root))

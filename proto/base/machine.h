@@ -12,6 +12,8 @@ namespace remesh {
 std::vector<int> allowed_cpus();
 // Number of processors that affinity and cgroup quota allow this process.
 int usable_cores();
+// Whether the processor has bf16 instructions.
+bool processor_has_bf16();
 // The lowest CPU limit of a process's cgroups and their parents, in processors,
 // of either version, mounted at `root`; 0: none. `own`: its /proc/PID/cgroup.
 double cgroup_cpu_limit(const std::string& own, const std::string& root);

@@ -110,7 +110,11 @@ pb::Cluster describe(const Measured& m) {
   e.set_memory(1);
   e.set_node(1);
   e.set_network(1);
-  const double attention = std::min(1.0, m.attention_flops / fp32.flops);
+  e.set_fp32_attention(std::min(1.0, m.attention_flops / fp32.flops));
+  const double attention =
+      m.bf16_attention_flops > 0
+          ? std::min(1.0, m.bf16_attention_flops / bf16.flops)
+          : e.fp32_attention();
   e.set_attention(attention);
   e.set_tuned_attention(attention);
   e.set_launch_us(0);

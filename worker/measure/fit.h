@@ -29,10 +29,11 @@ GemmFit fit_gemms(const std::vector<GemmTime>& times);
 struct Measured {
   std::string processor;
   int cores = 1;
-  double memory_bytes = 0;        // of the host
-  std::vector<GemmTime> fp32;     // one core
-  std::vector<GemmTime> bf16;     // empty: bf16 is no faster here
-  double attention_flops = 0;     // as the cost model counts them
+  double memory_bytes = 0;     // of the host
+  std::vector<GemmTime> fp32;  // one core
+  std::vector<GemmTime> bf16;  // empty: bf16 is no faster here
+  // As the cost model counts them; bf16: as for bf16 above.
+  double attention_flops = 0, bf16_attention_flops = 0;
   double memory_bytes_per_s = 0;  // of elementwise operations
   // The defaults are usual for shared memory.
   int ranks = 2;                    // that exchanged messages

@@ -1,12 +1,17 @@
 #include "worker/measure/host.h"
 
 #include <algorithm>
+#include <barrier>
+#include <bit>
 #include <cmath>
 #include <filesystem>
 #include <fstream>
 #include <functional>
 #include <memory>
+#include <thread>
+#include <utility>
 
+#include "proto/base/check.h"
 #include "proto/base/clock.h"
 #include "proto/base/machine.h"
 #include "worker/kernels/gemm_rate.h"
@@ -42,8 +47,16 @@ double fastest(const std::vector<double>& rounds) {
 
 class Host {
  public:
-  // world: null if this rank measures alone.
+  // Ranks of the world, or `num_threads` threads of this process, measure
+  // together.
   Host(Comm* world, Backend& backend) : world_(world), backend_(backend) {}
+  Host(std::barrier<>& together, int num_threads, Backend& backend)
+      : together_(&together), num_threads_(num_threads), backend_(backend) {}
+  ~Host() {
+    if (together_ != nullptr) together_->arrive_and_drop();
+  }
+  Host(const Host&) = delete;
+  Host& operator=(const Host&) = delete;
 
   Result<Measured> run() {
     Measured m{.processor = processor_name(),
@@ -51,7 +64,9 @@ class Host {
                .memory_bytes = static_cast<double>(usable_memory())};
     m.fp32 = gemms(Dtype::kFp32);
     if (backend_.supports_bf16()) m.bf16 = gemms(Dtype::kBf16);
-    m.attention_flops = attention();
+    m.attention_flops = attention(Dtype::kFp32);
+    if (backend_.supports_bf16())
+      m.bf16_attention_flops = attention(Dtype::kBf16);
     m.memory_bytes_per_s = elementwise();
     if (world_ != nullptr) {
       m.ranks = world_->size();
@@ -64,11 +79,15 @@ class Host {
   }
 
  private:
+  void wait_for_others() {
+    if (world_ != nullptr) world_->barrier();
+    if (together_ != nullptr) together_->arrive_and_wait();
+  }
   // After one round that warms up, in step with the other ranks.
   std::vector<double> rounds(const std::function<void()>& work) {
     std::vector<double> out;
     for (int i = 0; i <= kRounds; ++i) {
-      if (world_ != nullptr) world_->barrier();
+      wait_for_others();
       const double s = seconds_of(work);
       if (i > 0) out.push_back(s);
     }
@@ -93,8 +112,12 @@ class Host {
       short_ = true;
       return b;
     }
-    for (int64_t i = 0; i < n; ++i)
-      b.get()[i] = 0.01F * static_cast<float>(i % 61 - 30);
+    // Each is two small numbers in bf16, too.
+    for (int64_t i = 0; i < n; ++i) {
+      const float x = 0.01F * static_cast<float>(i % 61 - 30);
+      const uint32_t half = std::bit_cast<uint32_t>(x) >> 16;
+      b.get()[i] = std::bit_cast<float>(half << 16 | half);
+    }
     return b;
   }
 
@@ -105,7 +128,7 @@ class Host {
         {512, 1024, 256}, {512, 1024, 1024}, {256, 256, 256}};
     std::vector<GemmTime> out;
     for (const auto& [rows, columns, inner] : kSizes) {
-      if (world_ != nullptr) world_->barrier();
+      wait_for_others();
       const double rate = kernels::measure_gemm_rate(backend_, d, rows, columns,
                                                      inner, kBudgetS);
       short_ = short_ || rate <= 0;
@@ -119,7 +142,7 @@ class Host {
   }
 
   // As parallel/planner/layer_cost.cc counts the forward pass: 2 N (T + 128) q.
-  double attention() {
+  double attention(Dtype d) {
     const kernels::AttentionShape s{.B = 1,
                                     .T = 1024,
                                     .num_heads = 8,
@@ -131,8 +154,7 @@ class Host {
     const Buffer lse = buffer(s.T * s.num_heads);
     if (short_) return 1;
     const double s_each = fastest(rounds([&] {
-      backend_.attention(Dtype::kFp32, s, q.get(), k.get(), v.get(), o.get(),
-                         lse.get());
+      backend_.attention(d, s, q.get(), k.get(), v.get(), o.get(), lse.get());
       backend_.synchronize();
     }));
     const double flops = 2.0 * static_cast<double>(s.T * (s.T + 128) * 512);
@@ -141,7 +163,9 @@ class Host {
 
   // A norm that adds a branch: two vectors read, two written, in fp32.
   double elementwise() {
-    constexpr int64_t kRows = 8192, kDim = 1024;
+    // More than the caches of all have.
+    const int64_t kRows = std::clamp(32768 / num_threads_, 1024, 8192);
+    constexpr int64_t kDim = 1024;
     const int64_t n = kRows * kDim;
     const Buffer x = buffer(n), branch = buffer(n), y = buffer(n);
     const Buffer weight = buffer(kDim), rstd = buffer(kRows);
@@ -247,7 +271,9 @@ class Host {
     return std::sqrt(std::max(0.0, square - mean * mean)) / mean;
   }
 
-  Comm* world_;
+  Comm* world_ = nullptr;
+  std::barrier<>* together_ = nullptr;
+  int num_threads_ = 1;
   Backend& backend_;
   bool short_ = false;  // of memory
 };
@@ -258,8 +284,49 @@ Result<Measured> measure_host(Comm& world, Backend& backend) {
   return Host(&world, backend).run();
 }
 
-Result<Measured> measure_core(Backend& backend) {
-  return Host(nullptr, backend).run();
+namespace {
+
+// The same work, on so many threads at once.
+Measured mean_of(const std::vector<Measured>& all) {
+  Measured out = all.front();
+  const auto n = static_cast<double>(all.size());
+  const auto mean = [&](const auto& of) {
+    double sum = 0;
+    for (const Measured& m : all) sum += of(m);
+    return sum / n;
+  };
+  for (auto gemms : {&Measured::fp32, &Measured::bf16})
+    for (size_t i = 0; i < (out.*gemms).size(); ++i)
+      (out.*gemms)[i].seconds =
+          mean([&](const Measured& m) { return (m.*gemms)[i].seconds; });
+  for (double Measured::*rate :
+       {&Measured::attention_flops, &Measured::bf16_attention_flops,
+        &Measured::memory_bytes_per_s})
+    out.*rate = mean([&](const Measured& m) { return m.*rate; });
+  return out;
+}
+
+}  // namespace
+
+Result<Measured> measure_cores(int num_threads) {
+  CHECK(num_threads >= 1);
+  std::vector<Result<Measured>> results(static_cast<size_t>(num_threads),
+                                        internal("not measured"));
+  {
+    std::barrier<> together(num_threads);
+    std::vector<std::jthread> threads;
+    for (Result<Measured>& result : results)
+      threads.emplace_back([&, num_threads] {
+        const auto backend = kernels::make_cpu_backend(1);
+        result = Host(together, num_threads, *backend).run();
+      });
+    for (std::jthread& t : threads) t.join();
+  }
+  std::vector<Measured> all;
+  for (Result<Measured>& result : results) {
+    ASSIGN_OR_RETURN(all.emplace_back(), std::move(result));
+  }
+  return mean_of(all);
 }
 
 // Virtual interfaces report any speed, and lead to no other host beside a real

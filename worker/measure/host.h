@@ -13,9 +13,9 @@ namespace remesh::measure {
 // left at 0. Fails if memory is short. REQUIRES: two ranks or more.
 Result<Measured> measure_host(comm::Comm& world, kernels::Backend& backend);
 
-// One core alone, in a second or two; what a rank exchanges with others is as
-// in Measured's defaults.
-Result<Measured> measure_core(kernels::Backend& backend);
+// In a second or two, by so many threads of this process at once; what a rank
+// exchanges with others is as in Measured's defaults.
+Result<Measured> measure_cores(int num_threads);
 
 // Bytes per second of the fastest network interface that is up; 0: none says.
 double network_speed();

@@ -14,6 +14,7 @@
 #include "parallel/jobfile/local_cluster.h"
 #include "proto/base/exit_code.h"
 #include "proto/base/file_system.h"
+#include "proto/base/machine.h"
 #include "proto/base/usage.h"
 #include "worker/measure/host.h"
 
@@ -71,8 +72,7 @@ Status measure_once(const Options& o) {
   const bool kept = lock >= 0 && flock(lock, LOCK_EX) == 0;
   std::optional<std::string> text = known_text(path);
   if (!text) {
-    const auto backend = kernels::make_cpu_backend(1);
-    ASSIGN_OR_RETURN(Measured m, measure_core(*backend));
+    ASSIGN_OR_RETURN(Measured m, measure_cores(usable_cores()));
     text = text_of(std::move(m), o);
     if (kept) (void)write_file_atomically(*posix_file_system(), path, *text);
   }
@@ -109,7 +109,7 @@ int main(int argc, char** argv) {
       ->check(CLI::PositiveNumber);
   app.add_flag("--core", o.core,
                "Without mpirun: print what is known of this host, or measure "
-               "one core and keep that");
+               "its cores and keep that");
   remesh::report_usage_in_one_line(app);
   try {
     app.parse(argc, argv);

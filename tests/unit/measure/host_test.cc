@@ -46,9 +46,8 @@ TEST(Host, IsMeasuredByAllRanksAtOnce) {
 }
 
 // What a worker reports is a valid description.
-TEST(Host, OneCoreIsMeasuredAlone) {
-  const auto backend = kernels::make_cpu_backend(1);
-  const auto m = measure_core(*backend);
+TEST(Host, CoresAreMeasuredTogether) {
+  const auto m = measure_cores(2);
   ASSERT_TRUE(m.ok()) << m.status().message();
   Measured measured = *m;
   measured.network_bytes_per_s = 1e8;
@@ -57,6 +56,7 @@ TEST(Host, OneCoreIsMeasuredAlone) {
       jobfile::description_text(describe(measured)), {}, &read);
   ASSERT_TRUE(s.ok()) << s.message();
   EXPECT_GT(read.device().peak_fp32_tflops(), 1e-5);
+  EXPECT_EQ(m->bf16.empty(), m->bf16_attention_flops == 0);
 }
 
 }  // namespace

@@ -151,6 +151,64 @@ TEST(Choose, SlowHostsGetFewerMicrobatches) {
   EXPECT_TRUE(place_mesh(q)->shares.empty());
 }
 
+// All ranks compute in fp32 where one host lacks bf16.
+TEST(Choose, WithoutBf16OnOneHostAllAreAsFastAsInFp32) {
+  Rng rng(3);
+  PlacementRequest q;
+  q.shape = random_shape(rng);
+  q.shape->bf16 = true;
+  q.shape->microbatches = q.microbatches = 16;
+  q.by_speed = true;
+  for (const char* host : {"a", "b"}) {
+    Machine m = reference_core();
+    m.flops = m.fp32_flops = 2e11;
+    if (*host == 'a') m.flops = 8 * m.fp32_flops;
+    q.workers.push_back(
+        {.worker = host, .host = host, .slots = 1, .cores = 1, .core = m});
+  }
+  EXPECT_FALSE(place_mesh(q)->shares.empty());
+  match_hosts(&q);
+  EXPECT_FALSE(q.shape->bf16);
+  EXPECT_TRUE(place_mesh(q)->shares.empty() ||
+              place_mesh(q)->shares == (geometry::Shares{8, 8}));
+  q.shape->bf16 = true;
+  q.workers.pop_back();
+  match_hosts(&q);
+  EXPECT_TRUE(q.shape->bf16);
+}
+
+// Of ranks with a given number of threads the larger host is no faster.
+TEST(Choose, GivenThreadsAreAllThatARankUses) {
+  Rng rng(3);
+  PlacementRequest q;
+  q.shape = random_shape(rng);
+  q.shape->microbatches = q.microbatches = 16;
+  q.by_speed = true;
+  for (const char* host : {"a", "b"})
+    q.workers.push_back({.worker = host,
+                         .host = host,
+                         .slots = 1,
+                         .cores = *host == 'a' ? 16 : 4,
+                         .core = reference_core()});
+  const auto shares = place_mesh(q)->shares;
+  EXPECT_FALSE(shares.empty() || shares == (geometry::Shares{8, 8}));
+  q.threads = 4;
+  const auto even = place_mesh(q)->shares;
+  EXPECT_TRUE(even.empty() || even == (geometry::Shares{8, 8}));
+  const double all = rank_machine(q, 1).flops;
+  q.threads = 1;
+  EXPECT_NEAR(rank_machine(q, 1).flops, all / 4, 1);
+}
+
+// Three ranks on two hosts: two share one.
+TEST(Choose, AllWaitForTheRankWithFewestCores) {
+  PlacementRequest q;
+  for (const char* host : {"a", "b"})
+    q.workers.push_back({.worker = host, .host = host, .slots = 2, .cores = 8});
+  EXPECT_NEAR(rank_machine(q, 3).flops, 4 * reference_core().flops, 1);
+  EXPECT_NEAR(rank_machine(q, 1).flops, 8 * reference_core().flops, 1);
+}
+
 PlacementRequest small_request() {
   PlacementRequest q;
   q.shape = JobShape{.model = {.dim = 64,

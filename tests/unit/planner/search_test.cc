@@ -40,10 +40,12 @@ std::map<std::string, double> brute_force(const SearchRequest& q) {
             if (tp * pp * cp * dp == n)
               f(Layout{.dp = dp, .pp = pp, .tp = tp, .cp = cp});
   };
-  const auto each_schedule = [](int pp, int64_t layers, const auto& f) {
+  const auto each_schedule = [](int pp, int64_t layers, bool whole,
+                                const auto& f) {
     f(ScheduleKind::k1F1B, 1);
     if (pp == 1) return;
     f(ScheduleKind::kZbH1, 1);
+    if (!whole) return;
     for (const int v : {2, 3, 4, 6, 8, 12})
       if (int64_t{1} * v * pp <= layers) f(ScheduleKind::kInterleaved1F1B, v);
   };
@@ -58,30 +60,33 @@ std::map<std::string, double> brute_force(const SearchRequest& q) {
     for (s.B = 1; s.B * l.dp <= q.global_batch; s.B *= 2) {
       if (q.global_batch % s.B != 0) break;
       s.microbatches = q.global_batch / s.B;
-      each_schedule(l.pp, q.model.n_layers, [&](ScheduleKind kind, int v) {
-        s.schedule = kind;
-        s.chunks = v;
-        for (s.zero_stage = 0; s.zero_stage <= 3; ++s.zero_stage)
-          for (const int group : {0, 2, 4, 8, 16}) {
-            const int ranks = l.dp * l.cp;
-            const int node = std::max(2, 8 / l.tp);
-            if (group > 0 && (group >= ranks || ranks % group != 0 ||
-                              (group != node && group != 4 * node)))
-              continue;
-            s.shard_group = group;
-            for (const Recompute r :
-                 {Recompute::kNone, Recompute::kSelective, Recompute::kFull}) {
-              s.recompute = r;
-              const Plan p = predict_plan(q, s, l).value();
-              if (static_cast<double>(p.memory.total()) >
-                  kUsable * q.machine.memory_bytes)
-                continue;
-              const auto [it, is_new] =
-                  best.emplace(l.to_string(), p.cost.total_s);
-              it->second = std::min(it->second, p.cost.total_s);
-            }
-          }
-      });
+      const bool whole = s.microbatches % (l.dp * l.pp) == 0;
+      each_schedule(
+          l.pp, q.model.n_layers, whole, [&](ScheduleKind kind, int v) {
+            s.schedule = kind;
+            s.chunks = v;
+            for (s.zero_stage = 0; s.zero_stage <= 3; ++s.zero_stage)
+              for (const int group : {0, 2, 4, 8, 16}) {
+                const int ranks = l.dp * l.cp;
+                const int node = std::max(2, 8 / l.tp);
+                if (group > 0 && (group >= ranks || ranks % group != 0 ||
+                                  (group != node && group != 4 * node)))
+                  continue;
+                s.shard_group = group;
+                for (const Recompute r :
+                     {Recompute::kNone, Recompute::kSelective,
+                      Recompute::kFull}) {
+                  s.recompute = r;
+                  const Plan p = predict_plan(q, s, l).value();
+                  if (static_cast<double>(p.memory.total()) >
+                      kUsable * q.machine.memory_bytes)
+                    continue;
+                  const auto [it, is_new] =
+                      best.emplace(l.to_string(), p.cost.total_s);
+                  it->second = std::min(it->second, p.cost.total_s);
+                }
+              }
+          });
     }
   });
   return best;

@@ -59,6 +59,29 @@ TEST(Space, HasTheJobsOwnSettingAndOnlyWhatTheJobAdmits) {
     EXPECT_TRUE(meshes.contains(mesh)) << mesh;
 }
 
+// Ranks fill one host after the other.
+TEST(Space, ThreadsAreThoseOfTheRanksOfAHost) {
+  SpaceRequest r = request(4, 8);
+  int host = 0;
+  for (planner::WorkerSlots& w : r.place.workers) {
+    w.host = "h" + std::to_string(host++);
+    w.slots = 2;
+  }
+  const auto space = make_space(r);
+  ASSERT_TRUE(space.ok()) << space.status().message();
+  for (const Setting& s : space->settings)
+    EXPECT_LE(s.threads, s.layout.world() == 1 ? 8 : 4) << s.text();
+}
+
+TEST(Space, ALargeMicroBatchOfTheJobIsOneOfThem) {
+  SpaceRequest r = request(1, 1);
+  r.place.shape->B = 100;
+  r.fixed = {"micro-batch"};
+  const auto space = make_space(r);
+  ASSERT_TRUE(space.ok());
+  EXPECT_GT(space->settings.size(), 1U);
+}
+
 TEST(Space, AFixedKnobKeepsTheJobsValue) {
   SpaceRequest r = request(4, 8);
   r.fixed = {"tp", "micro-batch", "zero"};
