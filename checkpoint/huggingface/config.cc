@@ -78,7 +78,19 @@ void read_rope(Reader& r, ModelConfig& m) {
   if (!inner.problem().ok()) return r.fail_as(inner);
   if (r.find("rope_theta") != nullptr &&
       r.number("rope_theta", 1) != m.rope_theta)
-    r.refuse("rope_theta", fmt::format("that of {}, {}", key, m.rope_theta));
+    return r.refuse("rope_theta",
+                    fmt::format("that of {}, {}", key, m.rope_theta));
+  // transformers takes rope_scaling then, versions before 5 know no other.
+  if (now != nullptr && before != nullptr && now->is_object() &&
+      before->is_object()) {
+    Reader older(*before, r.name() + ": rope_scaling");
+    ModelConfig scaled;
+    read_rope_scaling(older, scaled);
+    if (!older.problem().ok()) return r.fail_as(older);
+    if (scaled.rope_scaled != m.rope_scaled ||
+        !(scaled.rope_scaling == m.rope_scaling))
+      return r.refuse("rope_scaling", "the scaling in rope_parameters");
+  }
 }
 
 // What the families here do not have.

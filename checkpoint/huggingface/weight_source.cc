@@ -39,6 +39,12 @@ Result<geometry::ModelConfig> model_of(FileSystem& fs,
 
 Result<WeightSource> WeightSource::open(FileSystem& fs, const std::string& path,
                                         const std::string& base) {
+  return open_at(fs, path, base, 0);
+}
+
+Result<WeightSource> WeightSource::open_at(FileSystem& fs,
+                                           const std::string& path,
+                                           const std::string& base, int depth) {
   WeightSource source(fs);
   ASSIGN_OR_RETURN(source.path_, find_weights(fs, path));
   if (is_model(fs, source.path_)) {
@@ -52,13 +58,18 @@ Result<WeightSource> WeightSource::open(FileSystem& fs, const std::string& path,
                    manifest::model_config(source.manifest_.model()));
   if (source.model_.lora.rank > 0)
     RETURN_IF_ERROR(
-        source.open_base(base.empty() ? source.manifest_.base() : base));
+        source.open_base(base.empty() ? source.manifest_.base() : base, depth));
   return source;
 }
 
 // Reads the adapters and opens the model at `path`, which they belong to.
-Status WeightSource::open_base(const std::string& path) {
-  auto base = open(*fs_, path);
+Status WeightSource::open_base(const std::string& path, int depth) {
+  constexpr int kMostDepth = 8;
+  if (depth == kMostDepth)
+    return corrupt(fmt::format(
+        "{}: its adapters belong to adapters, and so on, more than {} times",
+        path_, kMostDepth));
+  auto base = open_at(*fs_, path, "", depth + 1);
   if (!base.ok())
     return base.status().with_context(fmt::format(
         "{}: has adapters alone, and not the model that they belong to",
@@ -155,9 +166,19 @@ Status WeightSource::load(const geometry::ParamTable& table,
   if (!folder_)
     return store::load(*fs_, path_, manifest_, table, pieces,
                        {.weights = weights});
+  // In bands of rows: a large piece of slow storage takes minutes.
+  constexpr int64_t kBand = 4 << 20;  // elements
   for (const geometry::Piece& p : pieces) {
-    folder_->read(p.param, p.rect, weights.data() + p.at, p.row_stride);
-    tick();
+    const int64_t rows =
+        std::max<int64_t>(1, kBand / std::max<int64_t>(1, p.rect.cols));
+    for (int64_t r = 0; r < p.rect.rows; r += rows) {
+      geometry::Rect band = p.rect;
+      band.row += r;
+      band.rows = std::min(rows, p.rect.rows - r);
+      folder_->read(p.param, band, weights.data() + p.at + r * p.row_stride,
+                    p.row_stride);
+      tick();
+    }
   }
   return ok_status();
 }

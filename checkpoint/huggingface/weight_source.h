@@ -61,7 +61,10 @@ class WeightSource {
 
  private:
   explicit WeightSource(FileSystem& fs) : fs_(&fs) {}
-  Status open_base(const std::string& path);
+  // depth: how many adapters are in between.
+  static Result<WeightSource> open_at(FileSystem& fs, const std::string& path,
+                                      const std::string& base, int depth);
+  Status open_base(const std::string& path, int depth);
 
   FileSystem* fs_;
   std::string path_;

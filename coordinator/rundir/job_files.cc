@@ -191,7 +191,7 @@ namespace {
 Status choose_checkpoint(FileSystem& fs, pb::Model& m) {
   ASSIGN_OR_RETURN(const std::string place, init_place(fs, m.init_from()));
   if (const std::string& given = m.init_checkpoint(); !given.empty())
-    return parent_path(given) == place
+    return parent_path(given) == place || given == place
                ? ok_status()
                : invalid_argument(fmt::format(
                      "model.init_checkpoint = {}: is not in {}, where "

@@ -20,7 +20,8 @@
 namespace remesh::data {
 namespace {
 
-using Json = nlohmann::json;
+// Templates print objects, such as tools, in the order in which they are given.
+using Json = nlohmann::ordered_json;
 
 constexpr uint64_t kMostBytes = uint64_t{64} << 20;
 constexpr char kConfigName[] = "tokenizer_config.json";
@@ -38,20 +39,21 @@ std::string token_text(const Json& config, const char* key) {
                                                : text_in(config, key);
 }
 
-// The template of a list of named ones is the one called "default".
-std::string template_text(const Json& config) {
+// A template of a list of named ones, of which "tool_use" is for conversations
+// with tools; alone it is the default.
+std::string template_text(const Json& config, std::string_view name) {
   const auto at = config.find("chat_template");
   if (at != config.end() && at->is_array())
     for (const Json& named : *at)
-      if (named.is_object() && text_in(named, "name") == "default")
+      if (named.is_object() && text_in(named, "name") == name)
         return text_in(named, "template");
-  return text_in(config, "chat_template");
+  return name == "default" ? text_in(config, "chat_template") : "";
 }
 
 Result<std::string> settings_of(const std::string& path) {
   ASSIGN_OR_RETURN(const std::string text,
                    read_file(*posix_file_system(), path, kMostBytes));
-  Json settings = {{"template", text}, {"bos_token", ""}, {"eos_token", ""}};
+  Json settings = {{"bos_token", ""}, {"eos_token", ""}, {"template", text}};
   const bool alone = !path.ends_with(".json");
   std::string config_text = text;
   // A template in a file of its own takes its tokens from the one beside it.
@@ -65,7 +67,11 @@ Result<std::string> settings_of(const std::string& path) {
   if (!config.is_object())
     return corrupt((alone ? path_join(parent_path(path), kConfigName) : path) +
                    ": is no JSON object");
-  if (!alone) settings["template"] = template_text(config);
+  if (!alone) {
+    settings["template"] = template_text(config, "default");
+    const std::string with_tools = template_text(config, "tool_use");
+    if (!with_tools.empty()) settings["tool_use"] = with_tools;
+  }
   for (const char* key : {"bos_token", "eos_token"})
     settings[key] = token_text(config, key);
   if (settings["template"] == "")
@@ -76,6 +82,9 @@ Result<std::string> settings_of(const std::string& path) {
 }  // namespace
 
 Result<std::string> ChatTemplate::find(const std::string& folder) {
+  if (folder.empty())
+    return not_found(
+        "the tokenizer has no chat template; give one with --chat-template");
   for (const char* name : {"chat_template.jinja", kConfigName}) {
     const std::string path = path_join(folder, name);
     if (posix_file_system()->exists(path)) return path;

@@ -1,6 +1,7 @@
 """Renders conversations with a Jinja chat template, for chat_template.cc.
 
-Reads JSON, a line each: first {"template", "bos_token", "eos_token"}, then
+Reads JSON, a line each: first {"template", "bos_token", "eos_token"} and perhaps
+"tool_use", the template of conversations with tools, then
 objects with "messages" and perhaps "tools". Answers each with a line: {"pieces":
 [[text, whether an answer], ...]}, or {"error": text}. With "prompt": true the
 text ends with the beginning of an answer, and is one piece.
@@ -58,12 +59,19 @@ class Renderer:
             extensions=[Generation, "jinja2.ext.loopcontrols"])
         environment.filters["tojson"] = to_json
         environment.globals["raise_exception"] = raise_exception
-        self.template = environment.from_string(settings["template"])
         self.tokens = {k: settings[k] for k in ("bos_token", "eos_token")}
-        self.marked = "endgeneration" in settings["template"]
+        default = settings["template"]
+        self.templates = {
+            tools: (environment.from_string(text), "endgeneration" in text)
+            for tools, text in ((False, default),
+                                (True, settings.get("tool_use", default)))}
+
+    def template(self, conversation):
+        """The template, and whether it marks answers."""
+        return self.templates[conversation.get("tools") is not None]
 
     def render(self, conversation, messages, prompt=False):
-        return self.template.render(
+        return self.template(conversation)[0].render(
             messages=messages, tools=conversation.get("tools"), documents=None,
             add_generation_prompt=prompt, **self.tokens)
 
@@ -72,7 +80,7 @@ class Renderer:
         if conversation.get("prompt"):
             text = self.render(conversation, messages, prompt=True)
             return [[text.replace(BEGIN, "").replace(END, ""), False]]
-        if self.marked:
+        if self.template(conversation)[1]:
             return self.between_marks(self.render(conversation, messages))
         text = self.render(conversation, messages)
         out, at = [], 0

@@ -22,12 +22,12 @@ bool is_json_lines(const std::string& path) {
   return name.ends_with(".jsonl") || name.ends_with(".ndjson");
 }
 
-Result<uint64_t> for_each_line(TextReader& reader, const LineSink& take,
-                               const std::function<void(uint64_t)>& progress) {
+Status for_each_line(TextReader& reader, const LineSink& take,
+                     const std::function<void(uint64_t)>& progress) {
   std::vector<char> portion(kPortion);
   std::string line;
   int64_t number = 0;
-  uint64_t reported = 0, bytes = 0;
+  uint64_t reported = 0;
   const auto place = [&] {
     return fmt::format("{}:{}", reader.path(), number);
   };
@@ -42,7 +42,6 @@ Result<uint64_t> for_each_line(TextReader& reader, const LineSink& take,
     progress(reader.bytes_done() - reported);
     reported = reader.bytes_done();
     if (got == 0) break;
-    bytes += got;
     for (std::string_view left(portion.data(), got); !left.empty();) {
       const size_t end = left.find('\n');
       line += left.substr(0, end);
@@ -54,8 +53,7 @@ Result<uint64_t> for_each_line(TextReader& reader, const LineSink& take,
       RETURN_IF_ERROR(end_line());
     }
   }
-  RETURN_IF_ERROR(end_line());
-  return bytes;
+  return end_line();
 }
 
 Result<std::string> text_field(std::string_view line, const std::string& field,

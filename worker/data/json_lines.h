@@ -15,12 +15,12 @@ namespace remesh::data {
 bool is_json_lines(const std::string& path);
 
 // Gives each line that is not blank to `take`, with its place, "FILE:LINE", for
-// messages. Returns the bytes of text. `progress` gets the bytes of the file
+// messages. `progress` gets the bytes of the file
 // that were read since it was called last. Fails on a line of over 256 MiB.
 using LineSink =
     std::function<Status(std::string_view line, const std::string& place)>;
-Result<uint64_t> for_each_line(TextReader& reader, const LineSink& take,
-                               const std::function<void(uint64_t)>& progress);
+Status for_each_line(TextReader& reader, const LineSink& take,
+                     const std::function<void(uint64_t)>& progress);
 
 // The text in field `field` of a line. Corrupt, naming `place`, if it is no
 // JSON object of UTF-8 with such a field.

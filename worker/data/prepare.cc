@@ -78,7 +78,9 @@ std::string source_id_of(const PrepareOptions& o, int64_t block_bytes,
   if (o.field != PrepareOptions().field) text += "field " + o.field + "\n";
   if (o.chat) text += "chat " + o.chat_template + "\n";
   for (const InputEntry& i : inputs)
-    text += fmt::format("input {} {}\n", i.bytes, i.xxh128);
+    text +=
+        fmt::format("input {} {}{}\n", i.bytes, i.xxh128,
+                    !o.raw_bytes && is_json_lines(i.file) ? " json_lines" : "");
   return hex(xxh3_128(std::as_bytes(std::span(text))));
 }
 
@@ -153,6 +155,12 @@ PrepareSummary summarize(const Index& index, uint64_t input_bytes) {
   return s;
 }
 
+// Reads all of a data set.
+Status verify(const std::string& folder) {
+  ASSIGN_OR_RETURN(const Dataset set, Dataset::open(folder));
+  return set.verify();
+}
+
 // Checks what is in the folder. Returns a summary if it has exactly the data
 // set wanted, and nothing if prepare may write there.
 Result<std::optional<PrepareSummary>> check_existing(const PrepareOptions& o,
@@ -178,12 +186,12 @@ Result<std::optional<PrepareSummary>> check_existing(const PrepareOptions& o,
                      hash_inputs(o, progress));
     if (index->source_id != source_id_of(o, block_bytes, inputs)) {
       why = already_exists("made from other inputs or options");
-    } else if (const auto opened = Dataset::open(out.path()); opened.ok()) {
+    } else if (const Status sound = verify(out.path()); sound.ok()) {
       PrepareSummary summary = summarize(*index, progress.total());
       summary.up_to_date = true;
       return std::optional<PrepareSummary>(summary);
     } else {
-      why = opened.status();
+      why = sound;
     }
   }
   if (o.overwrite) return std::optional<PrepareSummary>();
@@ -222,8 +230,8 @@ class Reading {
 
   Status add(const std::string& path, Index* index) {
     ASSIGN_OR_RETURN(TextReader reader, TextReader::open(path, o_.raw_bytes));
-    ASSIGN_OR_RETURN(const uint64_t bytes, read(reader));
-    index->text_bytes += bytes;
+    RETURN_IF_ERROR(read(reader));
+    index->text_bytes += std::exchange(text_bytes_, 0);
     index->inputs.push_back({path, reader.bytes_done(), reader.file_hash()});
     return ok_status();
   }
@@ -233,10 +241,13 @@ class Reading {
   }
 
  private:
-  Result<uint64_t> read(TextReader& reader) {
+  Status read(TextReader& reader) {
     const auto progress = [this](uint64_t n) { progress_.add(n); };
-    if (o_.raw_bytes || !is_json_lines(reader.path()))
-      return split_text(reader, o_.raw_bytes, splitter_, progress);
+    if (o_.raw_bytes || !is_json_lines(reader.path())) {
+      ASSIGN_OR_RETURN(text_bytes_,
+                       split_text(reader, o_.raw_bytes, splitter_, progress));
+      return ok_status();
+    }
     return for_each_line(
         reader,
         [this](std::string_view line, const std::string& place) {
@@ -247,12 +258,14 @@ class Reading {
   }
   Status add_text(std::string_view line, const std::string& place) {
     ASSIGN_OR_RETURN(const std::string text, text_field(line, o_.field, place));
+    text_bytes_ += text.size();
     RETURN_IF_ERROR(splitter_.feed(text, /*separators=*/false));
     return splitter_.end_file();
   }
   Status add_conversation(std::string_view line, const std::string& place) {
     ASSIGN_OR_RETURN(const Conversation conversation,
                      chat_->render(line, place));
+    for (const auto& piece : conversation) text_bytes_ += piece.text.size();
     return router_.add(conversation);
   }
 
@@ -261,13 +274,17 @@ class Reading {
   BlockRouter& router_;
   Progress& progress_;
   BlockSplitter splitter_;
+  uint64_t text_bytes_ = 0;  // of the file
 };
 
 // The file that --chat-template names, or that is beside the tokenizer.
 Result<std::string> find_template(const PrepareOptions& o) {
   if (!o.chat_template.empty()) return o.chat_template;
-  return ChatTemplate::find(
-      std::filesystem::path(o.tokenizer).parent_path().string());
+  if (o.tokenizer == "bytes")
+    return invalid_argument(
+        "--chat: the tokenizer 'bytes' has no chat template; give one with "
+        "--chat-template");
+  return ChatTemplate::find(parent_path(o.tokenizer));
 }
 
 }  // namespace

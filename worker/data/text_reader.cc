@@ -4,9 +4,11 @@
 #include <archive_entry.h>
 #include <fmt/format.h>
 #include <unistd.h>
+#include <zlib.h>
 
 #include <algorithm>
 #include <cerrno>
+#include <optional>
 #include <utility>
 
 #include "proto/base/check.h"
@@ -48,6 +50,70 @@ Status check_is_text(const InputFile& file) {
 
 }  // namespace
 
+namespace {
+
+// Decompresses gzip files of one or more members, and checks the length and the
+// CRC of each, which libarchive does not.
+class Gunzip {
+ public:
+  // At most as many bytes as there may be at once.
+  using Input = std::function<Result<std::span<char>>()>;
+  Gunzip() { ready_ = inflateInit2(&z_, 16 + MAX_WBITS) == Z_OK; }
+  ~Gunzip() {
+    if (ready_) inflateEnd(&z_);
+  }
+  Gunzip(const Gunzip&) = delete;
+  Gunzip& operator=(const Gunzip&) = delete;
+
+  // Corrupt, with the reason.
+  Result<size_t> read(std::span<char> out, const Input& next) {
+    if (!ready_) return exhausted("no memory to decompress");
+    z_.next_out = reinterpret_cast<Bytef*>(out.data());
+    z_.avail_out = static_cast<uInt>(std::min(out.size(), kPortion));
+    const uInt room = z_.avail_out;
+    while (z_.avail_out == room) {
+      if (z_.avail_in == 0) {
+        ASSIGN_OR_RETURN(const std::span<char> more, next());
+        if (more.empty() && inside_) return corrupt("it is cut off");
+        if (more.empty()) return size_t{0};
+        z_.next_in = reinterpret_cast<Bytef*>(more.data());
+        z_.avail_in = static_cast<uInt>(more.size());
+      }
+      if (!inside_) {
+        skip_padding();
+        if (z_.avail_in == 0) continue;
+        if (padded_) return corrupt("something follows its end");
+        inside_ = inflateReset(&z_) == Z_OK;
+      }
+      const int rc = inflate(&z_, Z_NO_FLUSH);
+      if (rc == Z_STREAM_END)
+        inside_ = false;
+      else if (rc == Z_MEM_ERROR)
+        return exhausted("no memory to decompress");
+      else if (rc != Z_OK && rc != Z_BUF_ERROR)
+        return corrupt(z_.msg != nullptr ? z_.msg : "damaged");
+    }
+    return size_t{room - z_.avail_out};
+  }
+
+ private:
+  // Zeros to the end of a block, as tar and tapes leave them.
+  void skip_padding() {
+    while (z_.avail_in > 0 && *z_.next_in == 0) {
+      padded_ = true;
+      ++z_.next_in;
+      --z_.avail_in;
+    }
+  }
+
+  z_stream z_{};
+  bool ready_ = false;
+  bool inside_ = false;  // a member
+  bool padded_ = false;
+};
+
+}  // namespace
+
 std::string without_compression(const std::string& path) {
   for (const std::string_view suffix : {".gz", ".xz", ".zst", ".bz2"})
     if (path.ends_with(suffix))
@@ -82,10 +148,29 @@ struct TextReader::Impl {
                                          file.path(), why ? why : "damaged");
     return archive_errno(stream) == ENOMEM ? exhausted(text) : corrupt(text);
   }
+  Result<size_t> gunzip_to(std::span<char> out) {
+    auto got = gunzip->read(out, [this]() -> Result<std::span<char>> {
+      ASSIGN_OR_RETURN(const size_t n, read_raw(input.data(), input.size()));
+      return std::span(input).first(n);
+    });
+    const Code code = got.status().code();
+    if (got.ok() || (code != Code::kCorrupt && code != Code::kExhausted))
+      return got;
+    return Status(code, fmt::format("{}: cannot be decompressed: {}",
+                                    file.path(), got.status().message()));
+  }
+  // libarchive takes what follows the end of a stream, and is no other one, as
+  // the end.
+  Status check_end() const {
+    const auto used = static_cast<uint64_t>(archive_filter_bytes(stream, -1));
+    if (!compressed || used == size) return ok_status();
+    return corrupt(fmt::format(
+        "{}: cannot be decompressed: {} bytes after byte {} are no part of it",
+        file.path(), size - used, used));
+  }
   Status start() {
     stream = archive_read_new();
     if (stream == nullptr) return exhausted("no memory to read a file");
-    archive_read_support_filter_gzip(stream);
     archive_read_support_filter_xz(stream);
     archive_read_support_filter_zstd(stream);
     archive_read_support_filter_bzip2(stream);
@@ -108,6 +193,7 @@ struct TextReader::Impl {
   Xxh3Stream hash;
   std::vector<char> input;
   archive* stream = nullptr;  // nullptr: the file as it is
+  std::optional<Gunzip> gunzip;
   bool compressed = false;
   bool empty = false;  // when decompressed
   Status failed;       // reading
@@ -131,6 +217,13 @@ Result<TextReader> TextReader::open(const std::string& path, bool raw) {
   ASSIGN_OR_RETURN(impl->size, impl->file.size());
   if (raw || impl->size == 0) return TextReader(std::move(impl));
   RETURN_IF_ERROR(check_is_text(impl->file));
+  char first[2] = {};
+  if (::pread(impl->file.fd(), first, sizeof(first), 0) == 2 &&
+      std::string_view(first, 2) == "\x1f\x8b") {
+    impl->gunzip.emplace();
+    impl->compressed = true;
+    return TextReader(std::move(impl));
+  }
   RETURN_IF_ERROR(impl->start());
   if (!impl->compressed && without_compression(path) != path)
     return corrupt(fmt::format("{}: named {}, but not in that format", path,
@@ -140,10 +233,12 @@ Result<TextReader> TextReader::open(const std::string& path, bool raw) {
 
 Result<size_t> TextReader::read(std::span<char> out) {
   Impl& m = *impl_;
+  if (m.gunzip) return m.gunzip_to(out);
   if (m.stream == nullptr) return m.read_raw(out.data(), out.size());
   if (out.empty() || m.empty) return size_t{0};
   const la_ssize_t got = archive_read_data(m.stream, out.data(), out.size());
   if (got < 0) return m.error();
+  if (got == 0) RETURN_IF_ERROR(m.check_end());
   return static_cast<size_t>(got);
 }
 

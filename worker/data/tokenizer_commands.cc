@@ -5,11 +5,13 @@
 #include <iostream>
 #include <iterator>
 #include <memory>
+#include <optional>
 #include <string>
 #include <vector>
 
 #include "proto/base/file_system.h"
 #include "worker/data/commands.h"
+#include "worker/data/json_lines.h"
 #include "worker/data/text_reader.h"
 #include "worker/tokenizer/tokenizer.h"
 #include "worker/tokenizer/trainer.h"
@@ -21,11 +23,12 @@ constexpr size_t kTrainBlock = size_t{1} << 20;
 
 struct Options {
   std::string tokenizer;
-  std::string text;
+  std::optional<std::string> text;
   bool special = false;
   bool json = false;
   // train
   std::vector<std::string> inputs;
+  std::string field = "text";
   std::string out;
   int64_t vocab_size = 32000;
   bool overwrite = false;
@@ -33,7 +36,7 @@ struct Options {
 
 // --text, or else the standard input.
 std::string input_of(const Options& o) {
-  if (!o.text.empty()) return o.text;
+  if (o.text) return *o.text;
   return {std::istreambuf_iterator<char>(std::cin), {}};
 }
 
@@ -77,6 +80,22 @@ Status decode(const Options& o) {
   return ok_status();
 }
 
+Status read_text(TextReader& reader, const std::string& field,
+                 BlockSplitter& splitter) {
+  const auto progress = [](uint64_t) {};
+  if (!is_json_lines(reader.path()))
+    return split_text(reader, false, splitter, progress).status();
+  return for_each_line(
+      reader,
+      [&](std::string_view line, const std::string& place) -> Status {
+        ASSIGN_OR_RETURN(const std::string text,
+                         text_field(line, field, place));
+        RETURN_IF_ERROR(splitter.feed(text, /*separators=*/false));
+        return splitter.end_file();
+      },
+      progress);
+}
+
 Status train(const Options& o) {
   const auto fs = posix_file_system();
   if (!o.overwrite && fs->exists(o.out))
@@ -89,8 +108,7 @@ Status train(const Options& o) {
   });
   for (const std::string& path : o.inputs) {
     ASSIGN_OR_RETURN(TextReader reader, TextReader::open(path));
-    RETURN_IF_ERROR(
-        split_text(reader, false, splitter, [](uint64_t) {}).status());
+    RETURN_IF_ERROR(read_text(reader, o.field, splitter));
   }
   RETURN_IF_ERROR(splitter.finish());
   ASSIGN_OR_RETURN(const std::string json, trainer.finish());
@@ -137,9 +155,11 @@ Examples:
   add("decode", "Print the text of tokens", decode);
   c = add("train", "Make a byte-level BPE tokenizer from text", train);
   c->add_option("INPUT,--input", o->inputs,
-                "Text files, plain or .xz, documents divided as by `remesh "
-                "data prepare`")
+                "Text or JSON lines, plain or compressed, documents divided as "
+                "by `remesh data prepare`")
       ->required();
+  c->add_option("--field", o->field, "Of JSON lines, the one with the text")
+      ->capture_default_str();
   c->add_option("--out", o->out, "The tokenizer.json to write")->required();
   c->add_option("--vocab-size", o->vocab_size,
                 "Number of tokens, including 256 bytes and <|endoftext|>")

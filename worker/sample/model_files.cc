@@ -142,7 +142,8 @@ Result<std::unique_ptr<tokenizer::Tokenizer>> find_tokenizer(
     const ModelChoice& choice, const std::string& trained_with,
     const std::vector<std::string>& folders, std::string* folder_found) {
   if (!choice.tokenizer.empty()) {
-    *folder_found = files::path(choice.tokenizer).parent_path().string();
+    *folder_found =
+        choice.tokenizer == "bytes" ? "" : parent_path(choice.tokenizer);
     ASSIGN_OR_RETURN(auto given, tokenizer::open_tokenizer(choice.tokenizer));
     if (!trained_with.empty() && given->id() != trained_with)
       return invalid_argument(fmt::format(
@@ -222,9 +223,14 @@ Result<ModelFiles> find_model(FileSystem& fs, const ModelChoice& choice) {
   if (generation.is_object() && generation.contains("eos_token_id"))
     for (const int32_t id : token_ids(generation["eos_token_id"].dump()))
       out.end.insert(id);
-  if (!run)
+  if (!run) {
     RETURN_IF_ERROR(take_config(fs, choice.path, &out));
-  else
+  } else if (huggingface::is_model(fs, init)) {
+    // The run continues that model, on sequences of its own length.
+    RETURN_IF_ERROR(take_config(fs, init, &out));
+    out.trained_length = run->job.train().seq_len();
+  }
+  if (run && out.begin.empty())
     out.begin = out.text_begin = {out.tokenizer->end_of_text()};
   return out;
 }

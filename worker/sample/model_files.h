@@ -26,9 +26,9 @@ struct ModelFiles {
   // The model that its adapters belong to, and its fingerprint.
   std::string base, base_fingerprint;
   std::unique_ptr<tokenizer::Tokenizer> tokenizer;
-  // What precedes the first token that is predicted of a text: the end of
-  // another one in training, or the token that the model's files name. At most
-  // one.
+  // What precedes the first token that is predicted of a text: the token that
+  // the files of the model name, of a run those of the model that it continues,
+  // or else the end of another text in training. At most one.
   std::vector<int32_t> begin;
   // The same or nothing: what the model's tokenizer puts in front of a prompt.
   std::vector<int32_t> text_begin;

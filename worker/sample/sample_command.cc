@@ -172,7 +172,7 @@ Status answer(const Options& o, ModelFiles& files, Generator& model) {
   std::string message = o.prompt;
   const bool asks = !o.has_prompt && ::isatty(STDIN_FILENO) != 0;
   for (uint64_t turn = 0;; ++turn) {
-    if (asks) fmt::print(stderr, "> ");
+    if (asks) print_error("> ");
     if (!o.has_prompt && !std::getline(std::cin, message)) return ok_status();
     ASSIGN_OR_RETURN(const std::vector<int32_t> tokens, chat.ask(message));
     RETURN_IF_ERROR(check_vocabulary(tokens, model.vocab_size()));
@@ -192,16 +192,16 @@ Status continue_prompt(const Options& o, const ModelFiles& files,
       const Sampled done,
       print_sampled(o, files, model, o.prompt, prompt, /*turn=*/0, &held));
   if (o.json) return ok_status();
-  fmt::print(stderr,
-             "\n{} tokens of prompt at {:.0f} tokens/s, then {} at {:.1f} "
-             "tokens/s ({})\n",
-             done.read.tokens, done.read.per_s(), done.made.tokens,
-             done.made.per_s(), with);
+  print_error(fmt::format(
+      "\n{} tokens of prompt at {:.0f} tokens/s, then {} at {:.1f} tokens/s "
+      "({})\n",
+      done.read.tokens, done.read.per_s(), done.made.tokens, done.made.per_s(),
+      with));
   if (files.trained_length > 0 && model.length() > files.trained_length)
-    fmt::print(stderr,
-               "The model was trained on sequences of {} tokens; text beyond "
-               "that may be worse.\n",
-               files.trained_length);
+    print_error(fmt::format(
+        "The model was trained on sequences of {} tokens; text beyond that may "
+        "be worse.\n",
+        files.trained_length));
   return ok_status();
 }
 

@@ -20,22 +20,40 @@ std::string message_of(int error) {
   return reinterpret_cast<const char*>(text);
 }
 
+// A repeat such as {2,3}, at its brace: its length; 0: it is none.
+size_t repeat_length(std::string_view p) {
+  const size_t end = p.find_first_not_of("0123456789,", 1);
+  return end != std::string_view::npos && p[end] == '}' && end > 1 ? end + 1
+                                                                   : 0;
+}
+
 // What the pattern has that Oniguruma reads differently; "" if nothing.
 std::string foreign_syntax(const std::string& p) {
+  constexpr std::string_view kEscapes = "hHKCGQNwWbB";
   bool in_set = false;
   for (size_t i = 0; i < p.size(); ++i) {
     std::string two = p.substr(i, 2);
-    if (two == "\\h" || two == "\\H" || two == "\\K" || two == "\\C" ||
-        two == "\\G" || (in_set && (two == "&&" || p[i] == '[')))
-      return two;
+    if (in_set && (two == "&&" || p[i] == '[')) return two;
     if (p[i] == '\\') {
+      if (two.size() == 2 && kEscapes.find(two[1]) != std::string_view::npos)
+        return two;
       ++i;
+    } else if (in_set) {
+      in_set = p[i] != ']';
     } else if (p[i] == '[') {
       in_set = true;
       if (p.compare(i + 1, 1, "^") == 0) ++i;
       if (p.compare(i + 1, 1, "]") == 0) ++i;
-    } else if (p[i] == ']') {
-      in_set = false;
+    } else if (p[i] == '{') {
+      const size_t n = repeat_length(std::string_view(p).substr(i));
+      if (n > 0 && (p[i + 1] == ',' || p.compare(i + n, 1, "+") == 0))
+        return p.substr(i, n + 1);
+    } else if (two == "(?") {
+      // Of options, i and x mean the same.
+      const size_t end = p.find_first_of(":)", i);
+      const size_t other = p.find_first_of("ms", i);
+      if (other < end && p.find_first_not_of("imsx-", i + 2) == end)
+        return p.substr(i, end - i + 1);
     }
   }
   return "";

@@ -1,11 +1,13 @@
 // Regex: regular expressions over UTF-8, by PCRE2 with its just-in-time
 // compiler.
 //
-// Patterns are those of tokenizer.json, written for the Oniguruma library: \d,
-// \s and \w know all of Unicode, and ^ and $ match at every line. Syntax that
+// Patterns are those of tokenizer.json, written for the Oniguruma library: \d
+// and \s know all of Unicode, and ^ and $ match at every line. Syntax that
 // the two libraries read differently is refused: set operations and nested sets
-// in brackets, \h, \K, \C and \G. They differ in one more place: \s matches
-// U+180E, which Unicode no longer counts as a space, only here.
+// in brackets, the options m and s, {,n} and {n,m}+, \h, \w, \b, \K, \C, \G,
+// \Q and \N. They differ in two more places: \s matches U+180E, which Unicode
+// no longer counts as a space, only here, and with the option i a character
+// never matches several, as "ß" matches "ss" there.
 //
 // No match contains or looks across a byte that is not UTF-8.
 //

@@ -136,6 +136,29 @@ TEST_F(ChatTemplateTest, ATemplateOfItsOwnHasTheTokensBesideIt) {
                   "tokenizer_config.json: is no JSON object");
 }
 
+// As they are given, by the template that is for them.
+TEST_F(ChatTemplateTest, ToolsKeepTheirOrderAndHaveTheirTemplate) {
+  const std::string default_template =
+      "{% for m in messages %}{{ m.role }}:{{ m.content }};{% endfor %}";
+  const std::string line =
+      R"({"messages": [{"role": "user", "content": "t"}],
+          "tools": [{"type": "f", "name": {"unit": "C", "city": "Rome"}}]})";
+  const auto both = ChatTemplate::open(dir_.write(
+      "tokenizer_config.json",
+      R"({"chat_template": [{"name": "default", "template": ")" +
+          default_template +
+          R"("}, {"name": "tool_use", "template": "{{ tools[0] | tojson }}"}]})"));
+  ASSERT_TRUE(both.ok()) << both.status().message();
+  EXPECT_EQ(marked((*both)->render(line, "f:1").value()),
+            R"({"type": "f", "name": {"unit": "C", "city": "Rome"}})");
+  EXPECT_EQ(marked((*both)
+                       ->render(R"({"messages": [{"content": "t",
+                                                  "role": "user"}]})",
+                                "f:2")
+                       .value()),
+            "user:t;");
+}
+
 TEST_F(ChatTemplateTest, DeepConversationsAreRefused) {
   const auto chat =
       ChatTemplate::open(dir_.write("t.jinja", kTemplate)).value();

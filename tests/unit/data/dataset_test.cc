@@ -384,6 +384,34 @@ TEST_F(DatasetTest, PreparingAgainIsUpToDateAndOtherDataAreRefused) {
   EXPECT_TRUE(old->verify().ok());
 }
 
+TEST_F(DatasetTest, DamagedTokensAreMadeAgain) {
+  PrepareOptions o = options(words(50'000));
+  make(o);
+  damage("train-00000.tok", [](std::string& b) { b.back() ^= 1; });
+  EXPECT_EQ(prepare(o, *posix_file_system()).status().code(),
+            Code::kAlreadyExists);
+  o.overwrite = true;
+  const auto again = prepare(o, *posix_file_system());
+  ASSERT_TRUE(again.ok()) << again.status().to_string();
+  EXPECT_FALSE(again->up_to_date);
+  EXPECT_TRUE(Dataset::open(o.out_dir)->verify().ok());
+}
+
+// The same bytes are other text under another name.
+TEST_F(DatasetTest, AFileNamedAsJsonLinesLaterIsPreparedAgain) {
+  const std::string lines = "{\"text\": \"one\"}\n{\"text\": \"two\"}\n";
+  PrepareOptions o = options(lines);
+  o.val_fraction = 0;
+  EXPECT_EQ(prepare(o, *posix_file_system())->text_bytes, lines.size());
+  o.inputs = {dir_.write("in.jsonl", lines)};
+  o.overwrite = true;
+  const auto again = prepare(o, *posix_file_system());
+  ASSERT_TRUE(again.ok()) << again.status().to_string();
+  EXPECT_FALSE(again->up_to_date);
+  EXPECT_EQ(again->text_bytes, 6);
+  EXPECT_EQ(again->documents, 2);
+}
+
 TEST_F(DatasetTest, FewerShardsReplaceMoreWithoutRemains) {
   PrepareOptions o = options(words(50'000));
   o.shard_tokens = 10'000;

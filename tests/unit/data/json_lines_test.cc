@@ -15,15 +15,14 @@ TEST(JsonLines, LinesComeWithTheirPlaces) {
   const std::string path = dir.write("a.jsonl", "one\n\n \r\ntwo\r\nthree");
   auto reader = TextReader::open(path).value();
   std::vector<std::string> got;
-  const auto bytes = for_each_line(
+  const Status read = for_each_line(
       reader,
       [&](std::string_view line, const std::string& place) {
         got.push_back(place.substr(path.size()) + " " + std::string(line));
         return ok_status();
       },
       [](uint64_t) {});
-  ASSERT_TRUE(bytes.ok());
-  EXPECT_EQ(*bytes, 18U);
+  ASSERT_TRUE(read.ok());
   EXPECT_EQ(got, (std::vector<std::string>{":1 one", ":4 two\r", ":5 three"}));
 }
 

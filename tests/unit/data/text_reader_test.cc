@@ -87,6 +87,55 @@ TEST(TextReader, ATruncatedOrDamagedXzIsAnError) {
   EXPECT_EQ(why.code(), Code::kInvalidArgument);
 }
 
+// libarchive would take most of these for the text, or its first part.
+TEST(TextReader, EveryDamageToGzipIsFound) {
+  const TempDir dir;
+  const std::string text = random_bytes(5'000, 2);
+  const std::string one = compressed(text, "gzip"), two = one + one;
+  Status why;
+  EXPECT_EQ(read_whole(dir.write("two.gz", two), 4096, &why), text + text);
+  EXPECT_TRUE(why.ok()) << why.to_string();
+  EXPECT_EQ(
+      read_whole(dir.write("pad.gz", one + std::string(512, '\0')), 1000, &why),
+      text);
+  EXPECT_TRUE(why.ok()) << why.to_string();
+  std::mt19937_64 rng(3);
+  const auto expect_found = [&](const std::string& bytes) {
+    read_whole(dir.write("bad.gz", bytes), 4096, &why);
+    EXPECT_EQ(why.code(), Code::kCorrupt) << why.to_string();
+  };
+  for (int i = 0; i < 60; ++i) {  // behind the time, flags and name
+    std::string bad = one;
+    bad[10 + rng() % (bad.size() - 10)] ^= static_cast<char>(1 << rng() % 8);
+    expect_found(bad);
+  }
+  for (const size_t cut : {one.size() - 1, one.size() + 6, two.size() - 1})
+    expect_found(two.substr(0, cut));
+  std::string second = two;
+  second[one.size()] ^= 1;
+  expect_found(second);
+  expect_found(one + "tail");
+}
+
+TEST(TextReader, WhatFollowsTheEndOfAStreamIsFound) {
+  const TempDir dir;
+  const std::string text = random_bytes(5'000, 4);
+  for (const char* filter : {"bzip2", "xz", "zstd"}) {
+    const std::string one = compressed(text, filter);
+    Status why;
+    EXPECT_EQ(read_whole(dir.write("two", one + one), 4096, &why), text + text)
+        << filter;
+    EXPECT_TRUE(why.ok()) << filter << why.to_string();
+    std::string second = one + one;
+    second[one.size()] ^= 1;
+    for (const std::string& bad :
+         {second, one + "tail", one + one.substr(0, 10)}) {
+      read_whole(dir.write("bad", bad), 4096, &why);
+      EXPECT_EQ(why.code(), Code::kCorrupt) << filter << why.to_string();
+    }
+  }
+}
+
 // Naive reference: decodes the bit patterns, then checks the code point.
 bool naive_utf8(const std::string& s) {
   for (size_t i = 0; i < s.size();) {

@@ -229,6 +229,20 @@ TEST(Transfer, AdaptersAreNotAddedToOtherWeights) {
   EXPECT_FALSE(m.fs.exists("wrong"));
 }
 
+TEST(Transfer, AdaptersThatBelongToThemselvesAreRefused) {
+  Adapted m;
+  pb::Manifest manifest = *manifest::read_manifest(m.fs, m.path);
+  manifest.set_base(m.path);
+  manifest.clear_base_fingerprint();
+  ASSERT_TRUE(write_file(m.fs, path_join(m.path, manifest::kManifestName),
+                         manifest::encode(manifest))
+                  .ok());
+  const Status refused = WeightSource::open(m.fs, m.path).status();
+  EXPECT_EQ(refused.code(), Code::kCorrupt);
+  EXPECT_NE(refused.message().find("belong to adapters"), std::string::npos)
+      << refused.to_string();
+}
+
 // Each element of a small parameter counts, and of a large one those from its
 // first to its last; neither files nor types do.
 TEST(Transfer, AFingerprintIsThatOfTheWeights) {

@@ -79,11 +79,15 @@ TEST(Regex, WrongAndForeignPatternsAreRefused) {
     EXPECT_NE(Regex::compile(pattern).status().message().find("at offset"),
               std::string::npos)
         << pattern;
-  for (const char* pattern : {R"([\w&&[^a]])", R"(\h)", R"(a\Kb)", "[a[b]]"})
+  for (const char* pattern :
+       {R"([\w&&[^a]])", R"(\h)", R"(a\Kb)", "[a[b]]", R"(\p{N}{1,3}+)",
+        "a{,2}", "(?m:.)", "(?is)x", R"(\w+)", R"(\bx)", R"(\Qa)"})
     EXPECT_NE(Regex::compile(pattern).status().message().find("not supported"),
               std::string::npos)
         << pattern;
-  for (const char* pattern : {R"([\[\]&]&&\\h)", "[]a]", "[^]]"})
+  for (const char* pattern :
+       {R"([\[\]&]&&\\h)", "[]a]", "[^]]", "a{2,}b{3}", "(?i:'s|'m)",
+        "(?!m)(?:s)", "[{,2}+]", R"(\{,2})"})
     EXPECT_TRUE(Regex::compile(pattern).ok()) << pattern;
 }
 
