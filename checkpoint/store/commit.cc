@@ -98,6 +98,23 @@ bool put_back(FileSystem& fs, const std::string& folder, int64_t step,
          fs.rename(old, path).ok();
 }
 
+// Removes what was set aside. One of another branch that a user keeps gets
+// another name, because its own is taken.
+Status remove_aside(FileSystem& fs, const std::string& folder,
+                    const std::string& name, int64_t step, int64_t generation) {
+  const std::string old = path_join(folder, name);
+  if (!fs.exists(path_join(old, manifest::kKeepName)))
+    return remove_all(fs, old);
+  const std::string kept =
+      path_join(folder, fmt::format("kept-{}-before-generation-{}",
+                                    manifest::step_name(step), generation));
+  if (fs.exists(kept)) return ok_status();
+  RETURN_IF_ERROR(fs.rename(old, kept));
+  return already_exists(
+      fmt::format("{}: is kept, and another one has its step now; it is in {}",
+                  manifest::step_name(step), kept));
+}
+
 // Everything after the commit. Continues after a failure; returns the first.
 Status clean_up(FileSystem& fs, const std::string& folder, const SaveId& id,
                 const Retention& retention,
@@ -115,7 +132,7 @@ Status clean_up(FileSystem& fs, const std::string& folder, const SaveId& id,
   for (const std::string& name : *names)
     if (const auto old = manifest::parse_old_name(name);
         old && !put_back(fs, folder, *old, id, origin))
-      note(remove_all(fs, path_join(folder, name)));
+      note(remove_aside(fs, folder, name, *old, id.generation));
   const auto found = manifest::scan(fs, folder);
   if (!note(found.status())) return first;
   std::vector<int64_t> valid, invalid;

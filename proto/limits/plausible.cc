@@ -83,6 +83,7 @@ Status check_rank(const pb::RankStatus& r, int64_t steps) {
                                     r.checkpoint_step(), -1,
                                     std::min(steps, r.committed_step() + 1)));
   RETURN_IF_ERROR(number("ranks.refused_stops", r.refused_stops()));
+  RETURN_IF_ERROR(number("ranks.failed_saves", r.failed_saves()));
   RETURN_IF_ERROR(seconds("ranks.exit_time", r.exit_time()));
   return at_most("lines of a log", r.log_tail_size(), kMaxLines);
 }

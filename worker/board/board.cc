@@ -60,6 +60,7 @@ struct Board::Page {
   std::atomic<int64_t> committed_step{-1};
   std::atomic<int64_t> checkpoint_step{-1};
   std::atomic<int64_t> refused_stops{0};
+  std::atomic<int64_t> failed_saves{0};
   std::atomic<double> exposed_comm{-1};
   std::atomic<double> bubble{-1};
   std::array<std::atomic<uint64_t>, 5> memory{};  // in the order of MemoryUse
@@ -168,6 +169,10 @@ void Board::set_error(std::string_view text) { page_->error.write(text); }
 void Board::set_checkpoint_error(std::string_view text) {
   page_->checkpoint_error.write(text);
 }
+void Board::fail_save(std::string_view text) {
+  set_checkpoint_error(text);
+  page_->failed_saves.fetch_add(1);
+}
 
 bool Board::push_step(const StepRecord& record) {
   const uint64_t head = page_->ring_head.load(std::memory_order_relaxed);
@@ -193,6 +198,7 @@ Snapshot Board::snapshot() const {
   s.committed_step = page_->committed_step.load();
   s.checkpoint_step = page_->checkpoint_step.load();
   s.refused_stops = page_->refused_stops.load();
+  s.failed_saves = page_->failed_saves.load();
   s.exposed_comm = page_->exposed_comm.load();
   s.bubble = page_->bubble.load();
   s.memory = {.weights = page_->memory[0].load(),

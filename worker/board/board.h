@@ -66,6 +66,7 @@ struct Snapshot {
   int64_t committed_step = -1;
   int64_t checkpoint_step = -1;
   int64_t refused_stops = 0;
+  int64_t failed_saves = 0;
   double exposed_comm = -1;  // shares of the newest step; negative: unknown
   double bubble = -1;
   MemoryUse memory;  // the peak
@@ -108,6 +109,7 @@ class Board {
   void set_link(double bytes_per_s);
   void set_error(std::string_view text);             // truncated to 2 KiB
   void set_checkpoint_error(std::string_view text);  // "" clears
+  void fail_save(std::string_view text);  // counts it, and sets the error
   // Never blocks; false if the ring (4096 steps) is full.
   bool push_step(const StepRecord& record);
   uint32_t request() const;  // kRequestStop ...

@@ -139,9 +139,8 @@ int main(int argc, char** argv) {
   CLI::App app(
       "One rank of a generation; started by remesh-worker.\n"
       "Exit codes: 0 done, 1 failed (retryable), 2 usage error, 3 cannot\n"
-      "continue, 65 checkpoint does not load, 67 wrong MPI world, 68 could "
-      "not\n"
-      "save, 69 worker daemon lost.\n"
+      "continue, 65 checkpoint does not load, 66 no room in shared memory,\n"
+      "67 wrong MPI world, 68 could not save, 69 worker daemon lost.\n"
       "Example: mpirun -n 2 remesh-trainer --spec rank.spec");
   app.name("remesh-trainer");
   app.set_version_flag("--version", remesh::version_line("remesh-trainer"));

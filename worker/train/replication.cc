@@ -43,6 +43,8 @@ Result<std::unique_ptr<Replication>> Replication::prepare(
   if (std::all_of(kept.begin(), kept.end(),
                   [](const auto& k) { return k.empty(); }))
     return std::unique_ptr<Replication>();
+  // Where room is short, others may not have reserved their own states yet.
+  if (home.source() != nullptr && !home.roomy()) return r;
   Status s = r->take_segments(/*beside_source=*/true);
   if (!s.ok() && (home.source() == nullptr || s.code() != Code::kExhausted))
     return home.fail_allocation(std::move(s));

@@ -7,6 +7,7 @@
 #include <vector>
 
 #include "checkpoint/memory/segment_directory.h"
+#include "proto/base/file_system.h"
 
 namespace remesh::train {
 
@@ -48,46 +49,67 @@ Result<SegmentPtr> Segments::create(int64_t elements,
   }
 }
 
+namespace {
+
+bool is_short(const Result<SegmentPtr>& made) {
+  return made.status().code() == Code::kExhausted;
+}
+
+Status with_remedy(const Status& s) {
+  return exhausted(s.message() +
+                   ", or train with elastic.keep_state = false, which keeps "
+                   "no state in shared memory");
+}
+
+}  // namespace
+
 Result<SegmentPtr> Segments::take(int64_t elements,
                                   const std::set<std::string>& avoid,
                                   const std::set<std::string>& keep) const {
   if (SegmentPtr old = reuse(elements, avoid)) return old;
   constexpr auto kWhole = StateSegment::Extent::kWhole;
   auto made = create(elements, kWhole);
-  if (made.ok() || made.status().code() != Code::kExhausted) return made;
   std::set<std::string> both = avoid;
   both.insert(keep.begin(), keep.end());
-  if (sweep(both) > 0) made = create(elements, kWhole);
-  if (made.ok() || made.status().code() != Code::kExhausted) return made;
-  return exhausted(made.status().message() +
-                   ", or train with elastic.keep_state = false, which keeps "
-                   "no state in shared memory");
+  if (is_short(made) && sweep(both) > 0) made = create(elements, kWhole);
+  return is_short(made) ? with_remedy(made.status()) : std::move(made);
 }
 
 Result<SegmentPtr> Segments::take_beside(int64_t elements,
                                          const SourceStates& source,
                                          bool* whole) const {
-  *whole = true;
-  auto made = take(elements, source.paths, source.paths);
-  if (made.ok() || made.status().code() != Code::kExhausted) return made;
-  free_other_buffers(source);
-  auto again = create(elements, StateSegment::Extent::kWhole);
-  if (!again.ok() && again.status().code() == Code::kExhausted) {
-    *whole = false;
-    again = create(elements, StateSegment::Extent::kHalf);
+  *whole = source.roomy;
+  if (source.roomy) return take(elements, source.paths, source.paths);
+  constexpr auto kHalf = StateSegment::Extent::kHalf;
+  auto made = create(elements, kHalf);
+  if (is_short(made) && sweep(source.paths, &source) > 0)
+    made = create(elements, kHalf);
+  if (is_short(made)) {
+    free_other_buffers(source);
+    made = create(elements, kHalf);
   }
-  return again.ok() ? std::move(again) : std::move(made);
+  return is_short(made) ? with_remedy(made.status()) : std::move(made);
+}
+
+std::set<std::string> Segments::SourceStates::folders(
+    const std::string& own) const {
+  std::set<std::string> out = {own};
+  for (const std::string& path : paths) out.insert(parent_path(path));
+  return out;
+}
+
+Status Segments::check_room(uint64_t bytes) const {
+  return memory::check_room(memory::segment_path(folder_, job_, 0), bytes);
 }
 
 // A segment may still be locked by a rank that has just died, or by another
 // rank that does the same.
 void Segments::free_other_buffers(const SourceStates& source) const {
   constexpr int kTries = 100;
-  for (const memory::SegmentFile& f : memory::list_segments(folder_, job_)) {
-    if (!source.paths.contains(f.path) || source.reused.contains(f.path))
-      continue;
-    auto segment = open(f.path, StateSegment::Mode::kRead);
-    if (!segment.ok()) continue;
+  for (const std::string& path : source.paths) {
+    if (source.reused.contains(path)) continue;
+    auto segment = open(path, StateSegment::Mode::kRead);
+    if (!segment.ok()) continue;  // of another host
     std::set<int> needed;
     for (const auto& c : (*segment)->contents().states)
       if (c.info.step == source.step && c.info.generation == source.generation)
@@ -95,18 +117,21 @@ void Segments::free_other_buffers(const SourceStates& source) const {
     for (const int buffer : {0, 1})
       for (int i = 0;
            needed.size() == 1 && !needed.contains(buffer) && i < kTries &&
-           StateSegment::free_buffer(f.path, job_, buffer).code() ==
+           StateSegment::free_buffer(path, job_, buffer).code() ==
                Code::kUnavailable;
            ++i)
         std::this_thread::sleep_for(std::chrono::milliseconds(10));
   }
 }
 
-int Segments::sweep(const std::set<std::string>& keep) const {
+int Segments::sweep(const std::set<std::string>& keep,
+                    const SourceStates* beside) const {
   int removed = 0;
-  for (const memory::SegmentFile& f : memory::list_segments(folder_, job_)) {
-    if (!keep.contains(f.path) && memory::remove_unused(f.path)) ++removed;
-  }
+  for (const std::string& folder : beside != nullptr
+                                       ? beside->folders(folder_)
+                                       : std::set<std::string>{folder_})
+    for (const memory::SegmentFile& f : memory::list_segments(folder, job_))
+      if (!keep.contains(f.path) && memory::remove_unused(f.path)) ++removed;
   return removed;
 }
 

@@ -34,6 +34,7 @@ Status StateHome::reserve(const geometry::Sharding& sharding,
     if (!source.ok()) return fail(kExitBadSource, source.status());
     source_ = std::move(source).value();
     set_position(source_->step(), source_->tokens());
+    roomy_ = has_room_for_all();
     if (!source_->reused().empty()) {
       Status reused = reuse();
       if (reused.code() == Code::kExhausted)
@@ -42,24 +43,50 @@ Status StateHome::reserve(const geometry::Sharding& sharding,
       return ok_status();
     }
   }
-  auto taken = source_ != nullptr ? segments_.take_beside(
-                                        elements,
-                                        {.paths = source_->paths(),
-                                         .reused = source_->reused_paths(),
-                                         .step = source_->step(),
-                                         .generation = source_->generation()},
-                                        &whole_)
-                                  : segments_.take(elements, {}, {});
+  auto taken = source_ != nullptr
+                   ? segments_.take_beside(elements, source_states(), &whole_)
+                   : segments_.take(elements, {}, {});
   if (!taken.ok()) return fail_allocation(taken.status());
   segment_ = std::move(taken).value();
   return ok_status();
 }
 
+Segments::SourceStates StateHome::source_states() const {
+  return {.paths = source_->paths(),
+          .reused = source_->reused_paths(),
+          .step = source_->step(),
+          .generation = source_->generation(),
+          .roomy = roomy_};
+}
+
+// Beside what is there. Otherwise a rank that is fast would take what others
+// need.
+bool StateHome::has_room_for_all() const {
+  const pb::Elastic& e = spec_.assignment().job().elastic();
+  const bool replicates = e.replicate_every() > 0;
+  const auto segments = static_cast<uint64_t>(
+      1 + (replicates ? e.replicas() : 0) + (e.replicate_every() > 1 ? 1 : 0));
+  const auto places = memory::places_of(spec_.assignment());
+  uint64_t bytes = 0;
+  for (size_t r = 0; r < places.size(); ++r) {
+    if (places[r].host != places[static_cast<size_t>(rank_)].host) continue;
+    const auto shard =
+        geometry::make_rank_shard(table_, sharding_, static_cast<int>(r));
+    if (!shard.ok()) return false;
+    bytes += segments * memory::segment_bytes(shard->zero.state_elements());
+  }
+  return segments_.check_room(bytes).ok();
+}
+
 Status StateHome::complete() {
   if (whole_) return ok_status();
-  segments_.sweep({});
-  if (Status s = segment_->complete(tick_); !s.ok())
-    return fail_allocation(std::move(s));
+  Status s = segment_->complete(tick_);
+  if (s.code() == Code::kExhausted) {
+    const Segments::SourceStates source = source_states();
+    segments_.sweep({}, &source);
+    s = segment_->complete(tick_);
+  }
+  if (!s.ok()) return fail_allocation(std::move(s));
   whole_ = true;
   return ok_status();
 }

@@ -71,11 +71,16 @@ class StateHome final : public engine::StateStore {
   memory::StateSegment& segment() { return *segment_; }
   const geometry::Sharding& sharding() const { return sharding_; }
   const Segments& segments() const { return segments_; }
+  // Whether the states of all ranks of this host, with replicas, had room when
+  // this rank reserved its own.
+  bool roomy() const { return roomy_; }
   // Null if the source is not in memory.
   const MemorySource* source() const { return source_.get(); }
 
  private:
   Status reuse();
+  bool has_room_for_all() const;
+  Segments::SourceStates source_states() const;
   Status fail(ExitCode code, Status status);
   memory::StateInfo info(int64_t step) const;
 
@@ -90,6 +95,7 @@ class StateHome final : public engine::StateStore {
   std::unique_ptr<MemorySource> source_;
   std::unique_ptr<memory::StateSegment> segment_;
   std::optional<memory::StateSegment::Committed> committed_;
+  bool roomy_ = true;
   bool whole_ = true;  // all of segment_ is allocated
   int buffer_ = 0;     // has the newest state
   int begun_ = -1;

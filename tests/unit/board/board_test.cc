@@ -51,6 +51,9 @@ TEST(Board, RankAndDaemonSeeEachOther) {
   EXPECT_GT(s.progress, 2u);
   p.rank->set_checkpoint_error("");
   EXPECT_EQ(p.daemon->snapshot().checkpoint_error, "");
+  p.rank->fail_save("disk full again");
+  EXPECT_EQ(p.daemon->snapshot().checkpoint_error, "disk full again");
+  EXPECT_EQ(p.daemon->snapshot().failed_saves, 1);
   p.daemon->set_request(kRequestStop | kRequestForce);
   p.daemon->set_checkpoint_request(4);
   p.daemon->beat(99);

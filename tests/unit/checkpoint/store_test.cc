@@ -588,6 +588,33 @@ TEST_F(StoreTest, TheNewerOfTwoBranchesIsKept) {
   EXPECT_EQ(steps(), (Steps{{5, 2}, {8, 2}, {9, 1}}));
 }
 
+// A user keeps one of a branch that was abandoned, and the job comes to the
+// same step again.
+TEST_F(StoreTest, WhatIsKeptMakesWayAndStays) {
+  const auto save_as = [&](int64_t generation) {
+    std::optional<manifest::Origin> origin;
+    if (generation == 2) origin = {.step = 3, .generation = 1};
+    return save(*fs_, folder_, {5, generation}, table_, state_, 1,
+                {.keep_latest_k = 2}, Compression::kNone, origin);
+  };
+  ASSERT_TRUE(save_as(1).ok());
+  const std::string step = folder_ + "/step-00000005";
+  ASSERT_TRUE(
+      write_file_atomically(*fs_, step + "/" + manifest::kKeepName, "best\n")
+          .ok());
+  const auto again = save_as(2);
+  ASSERT_TRUE(again.ok()) << again.status().to_string();
+  EXPECT_NE(again->cleanup.message().find("is kept"), std::string::npos)
+      << again->cleanup.to_string();
+  const auto saved = manifest::read_checkpoint(*fs_, step);
+  ASSERT_TRUE(saved.ok());
+  EXPECT_EQ(saved->generation(), 2);
+  const auto kept = manifest::read_checkpoint(
+      *fs_, folder_ + "/kept-step-00000005-before-generation-2");
+  ASSERT_TRUE(kept.ok()) << kept.status().to_string();
+  EXPECT_EQ(kept->generation(), 1);
+}
+
 TEST_F(StoreTest, TwoThreadsSaveConcurrently) {
   std::vector<std::thread> threads;
   std::vector<Status> outcome(4);

@@ -288,6 +288,67 @@ TEST_F(MemoryTest, ASmallerMeshNeedsNoRoomForTheOldStatesBesideItsOwn) {
   EXPECT_EQ(e.steps.size(), 5U);
 }
 
+// Ranks of one host share the room: the first one takes no more than another.
+// The state moves from data to tensor parallel ranks, in the room that it took.
+TEST_F(MemoryTest, TheRanksOfAHostShareTheRoomForANewMesh) {
+  const auto job = [&](int64_t steps) {
+    return std::vector<std::string>{
+        "train.steps=" + std::to_string(steps), "schedule.total_steps=8",
+        "parallel.zero_stage=3", "checkpoint.interval=0"};
+  };
+  const std::vector<std::string> both = {"a", "a"};
+  ASSERT_EQ(run_mpi(on_workers(spec(job(8), 2), both)), 0) << output();
+  const auto want = recent_losses(checkpoint(8));
+  uint64_t taken = 0;
+  for (const auto& f : memory::list_segments(worker_folder("a"), kStateJob))
+    taken += f.bytes;
+  std::filesystem::remove_all(dir_ + "/checkpoints");
+  std::filesystem::remove_all(shm_);
+  const testing::SmallDisk small(worker_folder("a"),
+                                 static_cast<int64_t>(taken + taken / 8));
+  if (!small.mounted()) GTEST_SKIP() << "needs mount";
+  const pb::RankSpec s = spec(job(3), 2);
+  ASSERT_EQ(run_mpi(on_workers(s, both)), 0) << output();
+  pb::RankSpec next = spec(job(8), 2);
+  next.mutable_assignment()->mutable_mesh()->set_dp(1);
+  next.mutable_assignment()->mutable_mesh()->set_tp(2);
+  next.mutable_assignment()->set_generation(s.assignment().generation());
+  from_memory(next, {"a"});
+  EXPECT_EQ(next.assignment().source().step(), 3);
+  ASSERT_EQ(run_mpi(on_workers(next, both)), 0) << output();
+  const auto losses = recent_losses(checkpoint(8));
+  EXPECT_EQ(losses.size(), 5U);
+  for (const auto& [step, loss] : losses)
+    EXPECT_NEAR(loss / want.at(step), 1, 1e-5) << step;
+}
+
+// What a drained worker on the host still has makes way for it as well.
+TEST_F(MemoryTest, AStateInTheFolderOfAnotherWorkerMakesWay) {
+  const auto job = [&](int64_t steps) {
+    return std::vector<std::string>{
+        "train.steps=" + std::to_string(steps), "schedule.total_steps=8",
+        "parallel.zero_stage=3", "checkpoint.interval=0", "elastic.replicas=0"};
+  };
+  // Both folders are on one small disk.
+  const std::string shared = parent_path(worker_folder("a"));
+  const testing::SmallDisk small(shared, 64 << 20);
+  if (!small.mounted()) GTEST_SKIP() << "needs mount";
+  pb::RankSpec s = spec(job(3), 2);
+  ASSERT_EQ(run_mpi(on_workers(s, {"a", "b"})), 0) << output();
+  // As much room as the states take, and a little.
+  uint64_t taken = 0;
+  for (const char* w : {"a", "b"})
+    for (const auto& f : memory::list_segments(worker_folder(w), kStateJob))
+      taken += f.bytes;
+  small.fill(static_cast<int64_t>(taken / 8));
+  pb::RankSpec next = spec(job(8), 1);
+  next.mutable_assignment()->set_generation(s.assignment().generation());
+  from_memory(next, {"a", "b"});
+  const Ended e = run(on_workers(next, {"a"}).front());
+  ASSERT_EQ(e.code, 0) << output();
+  EXPECT_EQ(e.steps.size(), 5U);
+}
+
 // Two workers on different hosts, so that all replicas go by messages. The same
 // mesh before and after: no bit changes.
 TEST_F(MemoryTest, OnTheSameMeshLossesAreBitIdentical) {
