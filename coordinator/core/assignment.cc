@@ -34,9 +34,13 @@ std::vector<pb::Durable::Member> add_workers(const Roster& roster,
 
 int64_t made_by(const Recovery::Decision& d, const pb::Durable& before) {
   const pb::Source& s = before.assignment().source();
-  const bool only_restored = d.generation == before.assignment().generation() &&
-                             d.source.step() == s.step() && s.has_made_by();
-  return only_restored ? s.made_by() : d.generation;
+  if (d.source.step() != s.step() || !s.has_made_by()) return d.generation;
+  // The generation before only restored this state, or did not even begin.
+  const bool restored_it = d.generation == before.assignment().generation();
+  const bool same_states = s.kind() == pb::Source::MEMORY &&
+                           s.states_size() > 0 &&
+                           s.states(0).generation() == d.generation;
+  return restored_it || same_states ? s.made_by() : d.generation;
 }
 
 }  // namespace
@@ -76,10 +80,9 @@ Plan make_plan(const Recovery::Decision& decision, const ClusterView& view,
   return out;
 }
 
-void add_past_steps(const std::deque<pb::StepMetrics>& recent,
+void add_past_steps(const std::vector<pb::StepMetrics>& recent,
                     pb::Assignment* a) {
   for (const pb::StepMetrics& m : recent) {
-    if (m.step() > a->source().step()) break;
     pb::Assignment::PastStep* step = a->add_past_steps();
     step->set_loss(m.loss());
     if (m.skipped()) step->set_skipped(true);

@@ -156,7 +156,9 @@ class Coordinator {
   Plan plan_of(const Recovery::Decision& decision) const;
   Shortages shortages_after(Plan* next) const;
   bool put_off_for_room(const MeshPolicy::MeshChange& change);
-  void begin_generation(const Recovery::Decision& decision, Plan plan);
+  // saved: the metrics in the newest checkpoint up to the source's step.
+  void begin_generation(const Recovery::Decision& decision, Plan plan,
+                        const std::vector<pb::StepMetrics>& saved);
   std::optional<pb::Mesh> mesh_before() const;
   void wait_for(const events::EventKind& kind, const std::string& what);
   void release_unfit_pin();

@@ -231,6 +231,10 @@ void Cordoning::note_link_test(const std::set<std::string>& hosts) {
 }
 
 void Cordoning::end_in_time() {
+  // The clock may have been set back, or be another host's.
+  if (const double latest = in_.unix_s + kLinkTestS;
+      in_.faults->link_search().until() > latest)
+    in_.faults->mutable_link_search()->set_until(latest);
   if (const pb::LinkSearch& search = in_.faults->link_search();
       !search.apart().empty() && in_.unix_s >= search.until()) {
     // Its hosts are gone, or get no ranks for another reason.

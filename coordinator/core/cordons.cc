@@ -245,11 +245,13 @@ bool end_cordon(const std::string& host, pb::HostFaults* faults) {
 
 bool uncordon(const std::string& host, pb::HostFaults* faults) {
   const bool apart = is_apart(faults->link_search(), host);
+  const bool cordoned = end_cordon(host, faults);
+  if (!apart && !cordoned) return false;
   if (apart) faults->clear_link_search();
   erase_if(faults->mutable_suspects(), [&](const pb::Cordon& c) {
     return c.host() == host || c.peer() == host;
   });
-  return end_cordon(host, faults) || apart;
+  return true;
 }
 
 bool clear_suspects(const std::set<std::string>& hosts, double now_s,

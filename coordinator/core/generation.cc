@@ -78,7 +78,14 @@ void Coordinator::plan(const CheckpointsScanned& scan) {
     next.assignment.mutable_source()->mutable_reason()->append("; " + given_up);
   restore_steps(decision.generation, decision.source.step(), number);
   abandon_checkpoints(scan, decision.source.step());
-  begin_generation(decision, std::move(next));
+  std::vector<pb::StepMetrics> saved;  // of the newest checkpoint before it
+  int64_t saved_step = -1;
+  for (const CheckpointInfo& c : scan.valid)
+    if (c.step > saved_step && c.step <= decision.source.step()) {
+      saved_step = c.step;
+      saved = c.recent;
+    }
+  begin_generation(decision, std::move(next), saved);
 }
 
 Plan Coordinator::plan_of(const Recovery::Decision& decision) const {
@@ -145,7 +152,8 @@ void Coordinator::restore_steps(int64_t generation, int64_t step,
 }
 
 void Coordinator::begin_generation(const Recovery::Decision& decision,
-                                   Plan plan) {
+                                   Plan plan,
+                                   const std::vector<pb::StepMetrics>& saved) {
   pb::Assignment& a = plan.assignment;
   ledger_.forget_finished();
   durable_.set_generation(a.generation());
@@ -155,7 +163,7 @@ void Coordinator::begin_generation(const Recovery::Decision& decision,
   pb::EventRecord e =
       mesh_event(a, mesh_before(), lost_steps_, decision.placement.reason);
   if (options_.job.train().max_skipped_steps() > 0)
-    add_past_steps(ledger_.recent(), &a);
+    add_past_steps(ledger_.before(a.source().step(), saved), &a);
   if (!options_.data_id.empty()) a.set_data_id(options_.data_id);
   durable_.mutable_participants()->Assign(plan.participants.begin(),
                                           plan.participants.end());

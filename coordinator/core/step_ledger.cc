@@ -1,6 +1,7 @@
 #include "coordinator/core/step_ledger.h"
 
 #include <algorithm>
+#include <iterator>
 #include <utility>
 
 namespace remesh::core {
@@ -28,22 +29,54 @@ StepLedger::StepLedger(int64_t last_finished,
 }
 
 void StepLedger::remember(const pb::StepMetrics& m) {
-  constexpr size_t kMost = 4096;
   recent_.push_back(m);
   if (!m.skipped()) ++recent_updates_;
-  while (recent_updates_ > kRecentUpdates || recent_.size() > kMost) {
+  while (recent_updates_ > kRecentUpdates || recent_.size() > kMostRecent) {
     if (!recent_.front().skipped()) --recent_updates_;
     recent_.pop_front();
   }
 }
 
 void StepLedger::report(const pb::StepMetrics& m) {
-  constexpr int64_t kMaxAhead = 1 << 17;  // of what all ranks have finished
+  constexpr size_t kMaxAhead = 1 << 17;  // finished, but not by all ranks
   constexpr size_t kMaxGenerations = 64;
-  if (m.step() <= last_finished_ || m.step() - last_finished_ > kMaxAhead)
-    return;
-  reported_[m.generation()].emplace(m.step(), m);
+  if (m.step() <= last_finished_) return redo(m);
+  Steps& steps = reported_[m.generation()];
+  steps.emplace(m.step(), m);
+  if (steps.size() > kMaxAhead) steps.erase(std::prev(steps.end()));
   if (reported_.size() > kMaxGenerations) reported_.erase(reported_.begin());
+}
+
+// A generation that continued from an older state makes steps once more.
+void StepLedger::redo(const pb::StepMetrics& m) {
+  const auto [it, is_new] = redone_.emplace(m.step(), m);
+  if (!is_new && it->second.generation() < m.generation()) it->second = m;
+  if (redone_.size() > kMostRecent) redone_.erase(redone_.begin());
+}
+
+std::vector<pb::StepMetrics> StepLedger::before(
+    int64_t step, const std::vector<pb::StepMetrics>& saved) const {
+  Steps known;
+  const auto add = [&](const pb::StepMetrics& m) {
+    if (m.step() <= step) known.insert_or_assign(m.step(), m);
+  };
+  for (const pb::StepMetrics& m : saved) add(m);
+  for (const pb::StepMetrics& m : recent_) add(m);
+  for (const auto& [s, m] : redone_)
+    if (const auto it = known.find(s);
+        it == known.end() || it->second.generation() < m.generation())
+      add(m);
+  std::vector<pb::StepMetrics> out;
+  int64_t updates = 0;
+  for (auto it = known.rbegin();
+       it != known.rend() && updates < kRecentUpdates &&
+       out.size() < kMostRecent;
+       ++it) {
+    if (!it->second.skipped()) ++updates;
+    out.push_back(it->second);
+  }
+  std::reverse(out.begin(), out.end());
+  return out;
 }
 
 void StepLedger::prove(const std::vector<CheckpointInfo>& checkpoints) {

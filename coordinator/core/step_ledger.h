@@ -64,9 +64,11 @@ class StepLedger {
   const pb::StepMetrics* last_metrics() const {
     return recent_.empty() ? nullptr : &recent_.back();
   }
-  // The newest finished steps of which kRecentUpdates made their update, in
-  // order, without those whose metrics are lost.
-  const std::deque<pb::StepMetrics>& recent() const { return recent_; }
+  // The newest steps up to that one of which kRecentUpdates made their update,
+  // in order, as the newest generation made them, without those whose metrics
+  // are lost. saved: those that a checkpoint has.
+  std::vector<pb::StepMetrics> before(
+      int64_t step, const std::vector<pb::StepMetrics>& saved) const;
   const std::vector<FirstStep>& first_steps() const { return first_steps_; }
 
  private:
@@ -75,9 +77,13 @@ class StepLedger {
   const pb::StepMetrics* find(int64_t generation, int64_t step) const;
   Entry finish(const pb::StepMetrics& metrics);
   void remember(const pb::StepMetrics& metrics);
+  void redo(const pb::StepMetrics& metrics);
 
+  static constexpr size_t kMostRecent = 4096;
   int64_t last_finished_ = 0;
+  // The newest finished ones, and those that were made again.
   std::deque<pb::StepMetrics> recent_;
+  Steps redone_;
   int64_t recent_updates_ = 0;
   std::vector<FirstStep> first_steps_;
   // By generation, then by step; only steps that are not finished. Reports may

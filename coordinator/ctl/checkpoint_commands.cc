@@ -32,7 +32,6 @@ namespace fs = std::filesystem;
 // A failed save whose error equals that of the one before it emits no new
 // event. After this long without a checkpoint, an error that a rank reports is
 // attributed to this save.
-constexpr int64_t kSameErrorMs = 5000;
 
 struct CheckpointOptions {
   std::string target;   // a run directory or one checkpoint
@@ -159,41 +158,51 @@ Result<int> verify(const CheckpointOptions& options) {
   return damaged == 0 ? kExitOk : kExitFailed;
 }
 
-std::string rank_checkpoint_error(const pb::JobStatus& s) {
-  for (const pb::WorkerStatus& w : s.workers()) {
+// Saves of the ranks that failed in this generation, and why the last of them
+// did.
+std::pair<int64_t, std::string> failed_saves(const pb::JobStatus& s) {
+  std::pair<int64_t, std::string> out;
+  for (const pb::WorkerStatus& w : s.workers())
     for (const pb::RankStatus& r : w.ranks()) {
-      if (!r.checkpoint_error().empty()) return r.checkpoint_error();
+      out.first += r.failed_saves();
+      if (r.failed_saves() > 0 && !r.checkpoint_error().empty())
+        out.second = r.checkpoint_error();
     }
-  }
-  return "";
+  return out;
 }
 
-// Waits until the new checkpoint is committed; returns its path and step.
-Result<std::pair<std::string, int64_t>> save_and_wait(const std::string& run) {
+// Between two meshes nobody can save: the next one will.
+Result<pb::JobStatus> request_save(const std::string& run) {
   pb::Command command;
   command.set_kind(pb::Command::CHECKPOINT);
   Result<pb::JobStatus> answer = send_command(run, command);
-  // Between two meshes nobody can save: the next one will.
   for (const int64_t since_ms = monotonic_ms();
        answer.status().code() == Code::kUnavailable &&
        monotonic_ms() - since_ms < 10 * kReplyMs;) {
     wait_for_next_poll();
     answer = send_command(run, command);
   }
-  ASSIGN_OR_RETURN(const pb::JobStatus before, std::move(answer));
-  const double requested_at = unix_seconds();
-  const int64_t began_ms = monotonic_ms();
+  return answer;
+}
+
+// Waits until a checkpoint is committed that is as new as the request; returns
+// its path and step.
+Result<std::pair<std::string, int64_t>> save_and_wait(const std::string& run) {
+  ASSIGN_OR_RETURN(const pb::JobStatus before, request_save(run));
+  const int64_t least = std::max(before.checkpoint_step() + 1, before.step());
+  pb::JobStatus asked = before;
+  int64_t heard_ms = monotonic_ms();
   for (;;) {
     wait_for_next_poll();
-    const int64_t waited_ms = monotonic_ms() - began_ms;
     const auto now = send_command(run, status_request());
     if (!now.ok()) {
       // A coordinator that restarts answers again soon.
-      if (waited_ms < 10 * kReplyMs) continue;
+      if (monotonic_ms() - heard_ms < 10 * kReplyMs) continue;
       return now.status();
     }
+    heard_ms = monotonic_ms();
     const pb::JobStatus& s = now.value();
-    if (s.checkpoint_step() > before.checkpoint_step()) {
+    if (s.checkpoint_step() >= least) {
       // The run directory may be on another host.
       const auto folder = checkpoint_folder(s.run_dir());
       return std::pair(path_join(folder.ok() ? *folder
@@ -202,16 +211,18 @@ Result<std::pair<std::string, int64_t>> save_and_wait(const std::string& run) {
                                  manifest::step_name(s.checkpoint_step())),
                        s.checkpoint_step());
     }
-    std::string error;
-    if (waited_ms > kSameErrorMs) error = rank_checkpoint_error(s);
-    for (const pb::EventRecord& e : s.events())
-      if (e.event() == events::kCheckpointFailed && e.time() >= requested_at)
-        error = e.cause();
-    if (!error.empty())
-      return io_error("the checkpoint was not saved: " + error);
     if (has_ended(s.state()))
       return ended("the job is " + rundir::state_text(s.state()) +
                    "; no new checkpoint was saved");
+    if (s.generation() != asked.generation() || s.epoch() != asked.epoch()) {
+      // A save that was not complete is forgotten there.
+      if (s.state() != pb::JobStatus::RUNNING) continue;
+      ASSIGN_OR_RETURN(asked, request_save(run));
+      continue;
+    }
+    const auto [failed, why] = failed_saves(s);
+    if (failed > failed_saves(asked).first)
+      return io_error("the checkpoint was not saved: " + why);
   }
 }
 
@@ -219,7 +230,8 @@ Result<std::pair<std::string, int64_t>> save_and_wait(const std::string& run) {
 Result<int> keep(const CheckpointOptions& o) {
   ASSIGN_OR_RETURN(const std::string path, one_checkpoint(o.target, o.step));
   const auto files = posix_file_system();
-  RETURN_IF_ERROR(manifest::read_checkpoint(*files, path).status());
+  if (!o.undo)  // a damaged one may go
+    RETURN_IF_ERROR(manifest::read_checkpoint(*files, path).status());
   const std::string mark = path_join(path, manifest::kKeepName);
   RETURN_IF_ERROR(o.undo ? remove_all(*files, mark)
                          : write_file_atomically(*files, mark, o.name + "\n"));
@@ -258,8 +270,8 @@ Result<int> prune(const CheckpointOptions& o) {
     if (!manifest::check_run(f.manifest, id).ok()) continue;
     // Those that stay as the newest must be good for a restart.
     if (std::ssize(valid) < o.keep && !store::verify(*files, f.path).ok)
-      fmt::print(stderr, "{} is damaged: it does not count, and stays\n",
-                 f.path);
+      print_error(
+          fmt::format("{} is damaged: it does not count, and stays\n", f.path));
     else
       valid.push_back(f.step);
   }

@@ -179,6 +179,7 @@ Result<ControlDone> stop(const ControlOptions& o) {
   const std::string run_dir = status.run_dir();
   const std::string run = run_of(status, o);
   CommandClient ending(run, std::move(kept));
+  int64_t heard_ms = monotonic_ms();
   while (!has_ended(status.state())) {
     if (!status.stop_requested())
       return exhausted(fmt::format(
@@ -193,8 +194,17 @@ Result<ControlDone> stop(const ControlOptions& o) {
     auto now = send_command(run, status_request());
     if (now.ok()) {
       status = std::move(*now);
+      heard_ms = monotonic_ms();
     } else if (rundir::RunLock::holder(run_dir) == 0) {
-      ASSIGN_OR_RETURN(status, outcome_in_events(run_dir, now.status()));
+      // A coordinator that is started again carries the stop out.
+      constexpr int64_t kGoneMs = 10'000;
+      auto outcome = outcome_in_events(run_dir, now.status());
+      if (outcome.ok())
+        status = std::move(*outcome);
+      else if (monotonic_ms() - heard_ms > kGoneMs)
+        return outcome.status();
+      else
+        wait_for_next_poll();
     }
   }
   const auto end = rundir::end_of_run(run_dir);

@@ -123,7 +123,10 @@ void add_clean(CLI::App* app, int* code) {
         {"--dry-run", "Remove nothing"},
         {"--json", "Print JSON"}})
     c->add_flag_function(
-        flag, [given, flag = flag](int64_t) { given->emplace_back(flag); },
+        flag,
+        [given, flag = flag](int64_t times) {  // negative: --all=false
+          if (times > 0) given->emplace_back(flag);
+        },
         help);
   c->add_option_function<std::string>(
       "--state-folder",

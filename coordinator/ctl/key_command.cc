@@ -76,10 +76,14 @@ Result<KeyDone> make_alone(const KeyOptions& o) {
   const wire::KeyPair pair = wire::new_key_pair();
   RETURN_IF_ERROR(wire::create_key_file(
       o.out, {.role = o.role, .name = o.name, .pair = pair}));
+  std::string options;
+  if (o.workers != "*") options += " --workers " + shell_quoted(o.workers);
+  if (o.days > 0) options += fmt::format(" --days {}", o.days);
   return KeyDone{
-      fmt::format(
-          "made {}; where the run is, type:\nremesh key allow {} {} {} RUN",
-          o.out, o.role, o.name, shell_quoted(pair.public_key)),
+      fmt::format("made {}; where the run is, type:\nremesh key allow {} {} {} "
+                  "RUN{}",
+                  o.out, o.role, shell_quoted(o.name),
+                  shell_quoted(pair.public_key), options),
       {{"path", o.out}, {"public", pair.public_key}}};
 }
 
@@ -251,7 +255,7 @@ void declare(const KeyVerb& verb, CLI::App* c, KeyOptions* o) {
                   "Pattern of the worker names that it may use")
         ->capture_default_str();
     c->add_option("--days", o->days, "Good for this many days; 0: no end")
-        ->check(CLI::Range(0.0, 36500.0));
+        ->check(number_in(0, 36500));
   }
   if (makes || verb.run == rotate_key)
     c->add_option("--out", o->out,

@@ -110,7 +110,7 @@ int usage_error(const CLI::App& root, const CLI::ParseError& error, int argc,
              what.ends_with(" missing")) {
     text = with_description(*app, name, name + ": needs a value");
   }
-  fmt::print(stderr, "{}: {}; see {} --help\n", verb, text, verb);
+  print_error(fmt::format("{}: {}; see {} --help\n", verb, text, verb));
   return kExitUsage;
 }
 

@@ -99,7 +99,7 @@ class RunJob {
  private:
   void tell_failed_start() {
     for (const std::string& line : coordinator_output_.lines())
-      fmt::print(stderr, "{}\n", line);
+      print_error(line + "\n");
   }
 
   // ------------------------------------------------------------------ events
@@ -287,8 +287,8 @@ class RunJob {
     std::string reason = supervisor_.reason();
     if (reason.empty()) reason = follower_->reason();
     if (reason.empty()) reason = last_line_of(coordinator_output_.path());
-    fmt::print(stderr, "remesh: {}\n",
-               reason.empty() ? "the job failed" : reason);
+    print_error(fmt::format("remesh: {}\n",
+                            reason.empty() ? "the job failed" : reason));
   }
 
   RunOptions options_;
@@ -417,7 +417,7 @@ Result<int> run_job(RunOptions options) {
         print_detached(options, opened.run, needs, *detached);
       else
         for (const std::string& line : detached->output())
-          fmt::print(stderr, "{}\n", line);
+          print_error(line + "\n");
       return *code;
     }
   }

@@ -32,6 +32,20 @@ int64_t workers_needed(const pb::Job& job, const RunOptions& o) {
   return (slots_needed(job) + o.slots_per_worker - 1) / o.slots_per_worker;
 }
 
+// remesh resume with so many local workers and the same options.
+std::string resume_with(int64_t workers, const RunOptions& o,
+                        const std::string& run_dir) {
+  std::string out = "remesh resume " + rundir::typed_path(run_dir);
+  if (workers > 0) out += fmt::format(" --local {}", workers);
+  if (o.slots_per_worker > 1)
+    out += fmt::format(" --slots-per-worker {}", o.slots_per_worker);
+  if (o.bind != RunOptions().bind) out += " --bind " + shell_quoted(o.bind);
+  if (!o.advertise.empty()) out += " --advertise " + shell_quoted(o.advertise);
+  if (o.no_auth) out += " --no-auth";
+  if (o.respawn) out += " --respawn";
+  return out;
+}
+
 }  // namespace
 
 std::string slots_hint(const pb::Job& job, const RunOptions& o,
@@ -39,25 +53,19 @@ std::string slots_hint(const pb::Job& job, const RunOptions& o,
   const int64_t needed = slots_needed(job);
   return fmt::format(
       "the job needs {} and waits for workers. To train on this machine, press "
-      "Ctrl-C and type: remesh resume {} --local {}; or start workers with: "
-      "remesh-worker --connect {} --slots {}",
-      plural(needed, "slot"), rundir::typed_path(run_dir),
-      workers_needed(job, o), shell_quoted(run_dir), needed);
+      "Ctrl-C and type: {}; or start workers with: "
+      "remesh-worker --connect {} --slots {}{}",
+      plural(needed, "slot"), resume_with(workers_needed(job, o), o, run_dir),
+      shell_quoted(run_dir), needed, o.no_auth ? " --no-auth" : "");
 }
 
 std::string resume_command(const pb::Job& job, const RunOptions& o,
                            const std::string& run_dir) {
-  std::string out = "remesh resume " + rundir::typed_path(run_dir);
-  if (o.local_workers > 0)
-    out +=
-        fmt::format(" --local {}",
-                    std::max<int64_t>(o.local_workers, workers_needed(job, o)));
-  if (o.slots_per_worker > 1)
-    out += fmt::format(" --slots-per-worker {}", o.slots_per_worker);
-  if (o.bind != RunOptions().bind) out += " --bind " + shell_quoted(o.bind);
-  if (!o.advertise.empty()) out += " --advertise " + shell_quoted(o.advertise);
-  if (o.respawn) out += " --respawn";
-  return out;
+  return resume_with(
+      o.local_workers == 0
+          ? 0
+          : std::max<int64_t>(o.local_workers, workers_needed(job, o)),
+      o, run_dir);
 }
 
 void add_run_options(CLI::App* c, RunOptions* o) {

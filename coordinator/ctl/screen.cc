@@ -112,9 +112,9 @@ void Screen::resize() {
 void Screen::line(const std::string& text) {
   print((bottom_.empty() ? "" : kClearLine) + text + "\n" + bottom_);
   if (std::ferror(stdout) == 0 || std::exchange(told_lost_, true)) return;
-  fmt::print(stderr,
-             "remesh: the output cannot be written any more; training "
-             "continues, see `remesh status`\n");
+  print_error(
+      "remesh: the output cannot be written any more; training continues, see "
+      "`remesh status`\n");
 }
 
 void Screen::line(const std::string& text, Tone tone) {

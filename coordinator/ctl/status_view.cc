@@ -216,7 +216,9 @@ RunFacts facts_of(const std::vector<pb::StepMetrics>& metrics,
   // A pause between two coordinators is no step.
   double since = 0;
   for (const pb::EventRecord& e : events)
-    if (e.event() == events::kCoordinatorStarted) since = e.time();
+    if (e.event() == events::kCoordinatorStarted ||
+        e.event() == events::kCoordinatorRestarted)
+      since = e.time();
   Pace pace;
   for (const pb::StepMetrics& m : metrics) {
     if (m.time() >= since) pace.step(m.step(), m.time());

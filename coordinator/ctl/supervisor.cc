@@ -145,7 +145,7 @@ void Supervisor::handle(const StopDeclined&) {
 }
 
 void Supervisor::coordinator_exited(const ChildExited& e) {
-  if (stage_ == Stage::kHurrying) return;
+  if (stage_ >= Stage::kLeaving) return;
   const Ended& how = e.how;
   const bool never_listened =
       stage_ == Stage::kStarting && how.signal == 0 && how.exit_code != kExitOk;
@@ -267,7 +267,9 @@ void Supervisor::wind_up() {
 int Supervisor::final_code() const {
   if (code_ != kExitOk) return code_;
   if (interrupted()) return kExitInterrupted;
-  return outcome_ == pb::JobStatus::STOPPED ? kExitEnded : kExitOk;
+  return outcome_ == pb::JobStatus::STOPPED  ? kExitEnded
+         : outcome_ == pb::JobStatus::FAILED ? kExitFailed
+                                             : kExitOk;
 }
 
 void Supervisor::start_coordinator() {

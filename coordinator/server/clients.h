@@ -35,7 +35,9 @@ class Clients {
   }
   // Notes that `peer` gets the status at the end of the job, in reply to the
   // newest command that it gave here.
-  void await_end(wire::PeerId peer, const pb::Command& command) {
+  void await_end(const wire::Server& server, wire::PeerId peer,
+                 const pb::Command& command) {
+    if (!server.is_connected(peer)) return;  // nobody would forget it
     await_end_[std::move(peer)] = command.id();
   }
   void answer_at_end(pb::JobStatus status, wire::Server* server) const;

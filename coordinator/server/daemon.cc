@@ -77,7 +77,7 @@ class DaemonImpl : public Daemon {
     log_->info("coordinator_ends", {{"code", code}, {"why", message_}});
     (void)log_->flush();
     // While the job continues, the next coordinator uses the same port.
-    if (code == kExitOk || code == kExitFailed)
+    if (code == kExitOk || code == kExitFailed || code == kExitUsage)
       write("coordinator.addr", [run = options_.run_dir](RunFiles& f) {
         rundir::remove_endpoint(*f.fs, run);
         return ok_status();
@@ -271,13 +271,14 @@ class DaemonImpl : public Daemon {
         take(core::FenceReceived{envelope.fence_in()});
         break;
       case pb::Envelope::kCommand: {
-        if (Clients::waits_for_end(envelope.command()))
-          return clients_.await_end(peer, envelope.command());
-        const uint64_t token = clients_.add(peer, envelope.command());
+        const pb::Command& command = envelope.command();
+        if (Clients::waits_for_end(command))
+          return clients_.await_end(*server_, peer, command);
+        const uint64_t token = clients_.add(peer, command);
         if (clients_.asks_for_change(token) && outbox_->problem())
           decline(token, "nothing is changed");
         else
-          dispatch(core::CommandReceived{token, envelope.command()});
+          dispatch(core::CommandReceived{token, command});
         break;
       }
       default:  // messages that only a coordinator sends
@@ -286,7 +287,7 @@ class DaemonImpl : public Daemon {
   }
 
   void refuse(const wire::Received& r, const pb::Refusal& why) {
-    if (refused_.insert(r.peer).second)
+    if (server_->is_connected(r.peer) && refused_.insert(r.peer).second)
       if (auto e = door_->tell_refused(r.envelope, why, unix_seconds()))
         execute({core::EmitEvent{std::move(*e)}});
     server_->send(r.peer, answer_to_refused(r.envelope, why));

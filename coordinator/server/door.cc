@@ -223,6 +223,10 @@ Status Door::enrol(const std::string& key, const wire::Ticket& t,
   if (!t.job.empty() && t.job != options_.job)
     return invalid_argument(fmt::format(
         "the ticket is for job \"{}\", not \"{}\"", t.job, options_.job));
+  if (!limits::valid_name(t.worker))
+    return invalid_argument("the ticket has no valid name of a worker");
+  if (!tickets_.admits(key, now * 1000))
+    return exhausted("too many tickets of this job secret at once");
   if (!matches(by->key.workers, t.worker))
     return invalid_argument(
         fmt::format("the job secret does not admit a worker \"{}\", only {}",

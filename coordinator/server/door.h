@@ -101,6 +101,8 @@ class Door {
   std::shared_ptr<Background<Files>> look_;  // that is under way
   int looks_ = 0;
   std::string stamp_;
+  // By job secret. A worker sends one when its connection breaks.
+  core::RateLimit tickets_{50, 5000};
   std::string problem_;
   std::map<std::string, Member> members_;  // by public key
   std::set<std::string> good_;             // those that are allowed now

@@ -14,10 +14,12 @@
 #include "parallel/planner/placement.h"
 #include "proto/base/clock.h"
 #include "proto/base/exit_code.h"
+#include "proto/base/file_system.h"
 #include "proto/base/process.h"
 #include "proto/base/sharing.h"
 #include "proto/base/usage.h"
 #include "proto/base/version.h"
+#include "proto/rundir/paths.h"
 
 namespace remesh::server {
 namespace {
@@ -125,11 +127,20 @@ int run(const Arguments& a) {
   if (!opened.ok()) return fail(opened.status());
   if (const Status s = give_to_group(opened->run, a.group); !s.ok())
     return fail(s);
+  // Before a member of the group can put a link there.
+  if (!a.group.empty())
+    for (const std::string& folder :
+         {rundir::traces_path(opened->run),
+          rundir::checkpoints_path(opened->run,
+                                   opened->job.checkpoint().folder())})
+      if (folder.starts_with(opened->run + "/"))
+        if (const Status s = posix_file_system()->create_dirs(folder); !s.ok())
+          return fail(s);
   // A restart must not fail because of a file that no step needs.
   auto core = rundir::local_core();
   if (!core.ok())
-    fmt::print(stderr, "remesh-coordinator: warning: ignores {}\n",
-               core.status().message());
+    print_error(fmt::format("remesh-coordinator: warning: ignores {}\n",
+                            core.status().message()));
   auto daemon =
       Daemon::open({.job = std::move(opened->job),
                     .set = a.set,
@@ -152,7 +163,7 @@ int run(const Arguments& a) {
   const std::string message = (*daemon)->message();
   daemon->reset();
   if (code < 0) die_by(-code);
-  if (!message.empty()) fmt::print(stderr, "{}\n", message);
+  if (!message.empty()) print_error(message + "\n");
   return code;
 }
 

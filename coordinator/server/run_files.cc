@@ -1,10 +1,12 @@
 #include "coordinator/server/run_files.h"
 
+#include "coordinator/core/announcements.h"
 #include "coordinator/core/durable.h"
 #include "coordinator/rundir/claim_folder.h"
 #include "coordinator/rundir/first_steps.h"
 #include "coordinator/rundir/job_files.h"
 #include "coordinator/rundir/lines.h"
+#include "proto/base/clock.h"
 #include "proto/rundir/events.h"
 #include "proto/rundir/run_id.h"
 
@@ -39,10 +41,23 @@ Status RunFiles::open(const std::string& run, Logger& log) {
   return ok_status();
 }
 
-Status RunFiles::check_not_ended(const std::string& run) const {
+Status RunFiles::check_not_ended(const std::string& run) {
   if (!journal->restored() || !core::terminal(journal->restored()->phase()))
     return ok_status();
-  const auto end = rundir::end_of_run(run);
+  auto end = rundir::end_of_run(run);
+  if (!end) {
+    const pb::Durable& d = *journal->restored();
+    const bool failed = d.phase() == pb::Durable::FAILED;
+    pb::EventRecord e =
+        core::end_event(d.phase(), failed ? d.cause().what() : "", "", "");
+    e.set_time(unix_seconds());
+    e.set_generation(d.generation());
+    const auto last = rundir::parse_metrics_line(metrics->last_line());
+    e.set_step(last.ok() ? last->step() : 0);
+    RETURN_IF_ERROR(append(e));
+    rundir::remove_endpoint(*fs, run);
+    end = rundir::end_of_run(run);
+  }
   return ended(run + ": " +
                (end ? rundir::end_text(*end, run)
                     : "the run has ended; to continue: remesh resume " +

@@ -29,8 +29,9 @@ struct RunFiles {
 
   // Journal, metrics and events. REQUIRES: the lock is held.
   Status open(const std::string& run, Logger& log);
-  // Ended, with how, if the run has ended.
-  Status check_not_ended(const std::string& run) const;
+  // Ended, with how, if the run has ended. Writes the event of the end if the
+  // coordinator that ended the job was killed before it did.
+  Status check_not_ended(const std::string& run);
   // What a coordinator of `run` has to know from them.
   void tell(const std::string& run, core::Options* options) const;
   // The number in the journal or job.toml, or a new one if neither has one, for

@@ -17,7 +17,7 @@ struct LrSchedule {
   int64_t total_steps = 1;  // where the decay ends
   Decay decay = Decay::kCosine;
   double decay_ratio = 0.2;    // kWsd: share of total_steps that decays
-  double min_lr_factor = 0.1;  // last rate, as a share of lr
+  double min_lr_factor = 0.1;  // rate at the end, as a share of lr
 };
 
 // Learning rate of update `i`, counted from 0. Warm-up: lr * (i + 1) /

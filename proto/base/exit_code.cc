@@ -23,8 +23,12 @@ ExitCode exit_code_of(const Status& status) {
   }
 }
 
+void print_error(std::string_view text) {
+  (void)std::fwrite(text.data(), 1, text.size(), stderr);
+}
+
 ExitCode exit_with(std::string_view program, const Status& status) {
-  fmt::print(stderr, "{}: {}\n", program, status.message());
+  print_error(fmt::format("{}: {}\n", program, status.message()));
   return exit_code_of(status);
 }
 

@@ -47,6 +47,10 @@ inline constexpr std::string_view kExitCodesHelp =
 
 ExitCode exit_code_of(const Status& status);
 
+// On stderr. What cannot be printed, on a full disk or a closed pipe, is lost;
+// fmt::print() would throw.
+void print_error(std::string_view text);
+
 // Prints "PROGRAM: message" on stderr; returns the exit code. For main().
 ExitCode exit_with(std::string_view program, const Status& status);
 

@@ -8,6 +8,7 @@
 #include <utility>
 
 #include "proto/base/clock.h"
+#include "proto/base/exit_code.h"
 #include "proto/base/text.h"
 
 namespace remesh {
@@ -44,10 +45,11 @@ void ProgressBar::show(uint64_t done, uint64_t total) {
                             static_cast<double>(done) / seconds)),
                         format_duration(seconds / share - seconds));
   }
-  fmt::print(stderr, "\r\x1b[K{} [{}{}] {:>3.0f}%  {} of {}{}", what_,
-             std::string(static_cast<size_t>(full), '='),
-             std::string(static_cast<size_t>(kWidth - full), '.'), share * 100,
-             format_bytes(done), format_bytes(total), speed);
+  print_error(fmt::format("\r\x1b[K{} [{}{}] {:>3.0f}%  {} of {}{}", what_,
+                          std::string(static_cast<size_t>(full), '='),
+                          std::string(static_cast<size_t>(kWidth - full), '.'),
+                          share * 100, format_bytes(done), format_bytes(total),
+                          speed));
 }
 
 }  // namespace remesh

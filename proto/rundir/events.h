@@ -37,7 +37,8 @@ inline constexpr EventKind kCoordinatorStarted{
     "coordinator_started", Tone::kNotice, "", "A new run began."};
 inline constexpr EventKind kCoordinatorRestarted{
     "coordinator_restarted", Tone::kNotice, "detail",
-    "A coordinator took over a run that had not ended."};
+    "A coordinator took over a run that had begun before, after a crash or a "
+    "stop."};
 inline constexpr EventKind kJobChanged{
     "job_changed", Tone::kNotice, "detail",
     "The run continues with other settings; `detail` has each key, before "

@@ -219,6 +219,7 @@ TEST(Cordon, LiftingItResetsTheCount) {
   suspect("h", "", {}, 0, 0, &faults);
   suspect("h", "i", {}, 0, 0, &faults);
   EXPECT_FALSE(uncordon("h", &faults)) << "not cordoned";
+  EXPECT_EQ(faults.suspects_size(), 2) << "nothing is changed";
   suspect("h", "", {}, 0, 0, &faults);
   cordon("h", "", {.what = "why"}, 0, &faults);
   EXPECT_EQ(cordon_reason(faults, "h"), "why");

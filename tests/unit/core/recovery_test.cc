@@ -158,6 +158,10 @@ TEST_F(MemoryRecovery, ARestoredStepStaysThatOfTheGenerationThatMadeIt) {
   a->mutable_source()->set_made_by(1);
   d.generation = 2;
   EXPECT_EQ(made_by(), 1);
+  // Generation 3 ended before it restored what generation 2 had.
+  a->set_generation(3);
+  a->mutable_source()->add_states()->set_generation(2);
+  EXPECT_EQ(made_by(), 1);
   d.source.set_step(11);
   EXPECT_EQ(made_by(), 2);
 }

@@ -45,13 +45,45 @@ TEST(StepLedger, KnowsTheNewestStepsOfTheLogAndSince) {
   StepLedger ledger(600, log, {{1, 1}});
   ledger.report(step(1, 601));
   ASSERT_EQ(ledger.advance(1, 601).size(), 1U);
-  const auto& recent = ledger.recent();
+  const auto recent = ledger.before(601, {});
   EXPECT_EQ(recent.back().step(), 601);
   for (size_t i = 1; i < recent.size(); ++i)
     ASSERT_EQ(recent[i].step(), recent[i - 1].step() + 1);
   EXPECT_EQ(std::count_if(recent.begin(), recent.end(),
                           [](const auto& m) { return !m.skipped(); }),
             StepLedger::kRecentUpdates);
+}
+
+// A job went back to the checkpoint of step 200, lost 150 steps and made some
+// of them once more.
+TEST(StepLedger, KnowsTheStepsBeforeAnOlderState) {
+  std::vector<pb::StepMetrics> log, saved;
+  for (int64_t n = 1; n <= 350; ++n) log.push_back(step(1, n));
+  for (int64_t n = 1; n <= 200; ++n) saved.push_back(step(1, n));
+  StepLedger ledger(350, log, {{1, 1}});
+  const auto first = ledger.before(200, saved);
+  ASSERT_EQ(first.size(), size_t{StepLedger::kRecentUpdates});
+  EXPECT_EQ(first.back().step(), 200);
+  for (int64_t n = 201; n <= 300; ++n) ledger.report(step(2, n));
+  const auto second = ledger.before(260, saved);
+  ASSERT_EQ(second.size(), size_t{StepLedger::kRecentUpdates});
+  for (size_t i = 0; i < second.size(); ++i) {
+    const int64_t n = 260 - StepLedger::kRecentUpdates + 1 + int64_t(i);
+    EXPECT_EQ(second[i].step(), n);
+    EXPECT_EQ(second[i].generation(), n <= 200 ? 1 : 2);
+  }
+  EXPECT_EQ(ledger.last_finished(), 350);
+}
+
+// After a long time without a coordinator workers have only the newest ones.
+TEST(StepLedger, StepsFarAheadAreFinishedBehindAGap) {
+  StepLedger ledger(10, {}, {{1, 1}});
+  const int64_t far = 1'000'000;
+  ledger.report(step(1, far));
+  const auto entries = ledger.advance(1, far);
+  ASSERT_EQ(entries.size(), 1U);
+  EXPECT_EQ(entries[0].gap_first, 11);
+  EXPECT_EQ(ledger.last_finished(), far);
 }
 
 TEST(StepLedger, StepsOfAnotherGenerationAreNotFinishedByThisOne) {

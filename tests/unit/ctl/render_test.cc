@@ -409,6 +409,24 @@ TEST_F(RenderTest, StatusText) {
 )");
 }
 
+// A run that was stopped over night.
+TEST_F(RenderTest, APauseBetweenTwoCoordinatorsIsNoStep) {
+  const double now = 100'000;
+  std::vector<pb::StepMetrics> steps = last_steps(now);
+  for (pb::StepMetrics m : last_steps(now - 30'000)) {
+    m.set_step(m.step() - 5);
+    steps.insert(steps.begin() + (m.step() - 331), m);
+  }
+  const auto left = [&](const char* kind) {
+    return facts_of(
+               steps,
+               {event("coordinator_started", 60'000), event(kind, now - 20)},
+               1500, now)
+        .left_s;
+  };
+  EXPECT_NEAR(left("coordinator_restarted"), 2320, 1);
+}
+
 TEST_F(RenderTest, StatusJsonHasWhatTheFilesOfTheRunSay) {
   const double now = 10'000;
   pb::EventRecord saved = event("checkpoint", now - 40);

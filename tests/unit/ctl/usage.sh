@@ -108,6 +108,15 @@ expect 2 "/nowhere/typed" env REMESH_KEY=/nowhere/env "$bin/remesh" status \
 expect 2 "/nowhere/env" env REMESH_KEY=/nowhere/env "$bin/remesh" stop \
   tcp://127.0.0.1:9
 expect 2 "--days" "$bin/remesh" key new operator anna run --days 9999999
+expect 2 "--days" "$bin/remesh" key new operator anna run --days nan
+expect 0 "RUN --workers 'gpu*' --days 2" "$bin/remesh" key new join batch \
+  --out batch.key --days 2 --workers 'gpu*'
+# An error that nobody can read is an error all the same.
+"$bin/remesh" status /nowhere >/dev/full 2>/dev/full
+[ $? -eq 5 ] || {
+  echo "FAIL: with full output, status of no run does not exit with 5"
+  failed=1
+}
 
 mkdir run
 cat >job.toml <<'END'
@@ -162,6 +171,7 @@ project="plan project --model llama3-8b $on 8"
 expect 0 "checkpoint-restart" "$bin/remesh" $project --tokens 1e12
 expect 2 "--tokens" "$bin/remesh" $project
 expect 2 "--mtbf-hours" "$bin/remesh" $project --tokens 1e12 --mtbf-hours 0
+expect 2 "--tokens" "$bin/remesh" $project --tokens nan
 expect 5 "run \`remesh plan measure\`" "$bin/remesh" plan job.toml \
   --cluster local --gpus 2
 measured=state/remesh/hosts/$(uname -n)/local.toml
@@ -218,6 +228,21 @@ expect 5 "no run in" "$bin/remesh" status
   echo "FAIL: a failed start leaves $(ls runs)"
   failed=1
 }
+expect 0 "" "$bin/remesh" tokenizer encode --tokenizer bytes --text ""
+[ "$out" = "" ] || {
+  echo "FAIL: an empty text has tokens: $out"
+  failed=1
+}
+# The text of JSON lines, not their syntax.
+for i in 1 2 3 4 5 6 7 8 9; do
+  echo '{"zzzz": "qqqq", "text": "to be or not to be"}'
+done >lines.jsonl
+expect 0 " tokens" "$bin/remesh" tokenizer train lines.jsonl --out t.json \
+  --vocab-size 260
+if grep -q 'zzzz\|qqqq' t.json; then
+  echo "FAIL: the tokenizer has learnt the fields of the JSON lines"
+  failed=1
+fi
 expect 0 "# " "$bin/remesh" job defaults
 expect 0 '"steps": 1000' "$bin/remesh" job defaults --json
 exit $failed

@@ -29,6 +29,10 @@ class RunFilesTest : public ::testing::Test {
     files.lock = std::move(*lock);
     ASSERT_TRUE(files.open(run_, *log_).ok());
   }
+  void open_again(RunFiles& files) {
+    files = RunFiles();
+    open(files);
+  }
   // The older one does not know that it has lost its lock.
   void start_newer() {
     fs::remove(rundir::lock_path(run_));
@@ -52,6 +56,24 @@ TEST_F(RunFilesTest, ACoordinatorThatLostTheLockWritesNoState) {
   start_newer();
   EXPECT_EQ(older_.persist(state(1)).code(), Code::kCancelled);
   EXPECT_TRUE(newer_.persist(state(2)).ok());
+}
+
+// The coordinator was killed between the two.
+TEST_F(RunFilesTest, AnEndThatOnlyTheJournalHasBecomesAnEvent) {
+  pb::Durable d = state(1);
+  d.set_phase(pb::Durable::FAILED);
+  d.mutable_cause()->set_what("nothing works");
+  ASSERT_TRUE(older_.persist(d).ok());
+  ASSERT_FALSE(rundir::end_of_run(run_));
+  open_again(older_);
+  EXPECT_EQ(older_.check_not_ended(run_).code(), Code::kEnded);
+  const auto end = rundir::end_of_run(run_);
+  ASSERT_TRUE(end);
+  EXPECT_EQ(end->outcome, pb::JobStatus::FAILED);
+  EXPECT_EQ(end->cause, "nothing works");
+  const auto size = fs::file_size(rundir::events_path(run_));
+  EXPECT_EQ(older_.check_not_ended(run_).code(), Code::kEnded);
+  EXPECT_EQ(fs::file_size(rundir::events_path(run_)), size) << "once";
 }
 
 // The newer one has read the metrics before, and would plan without them.

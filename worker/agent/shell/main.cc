@@ -124,8 +124,8 @@ int clean(const CleanOptions& o, const std::string& state_folder) {
   const std::string shared =
       state_folder.empty() ? kSharedMemory : state_folder;
   if (std::error_code error; !std::filesystem::is_directory(shared, error)) {
-    fmt::print(stderr, "remesh-worker: --state-folder {}: no such folder\n",
-               shared);
+    print_error(fmt::format(
+        "remesh-worker: --state-folder {}: no such folder\n", shared));
     return kExitNotFound;
   }
   std::string rows;
