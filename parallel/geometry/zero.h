@@ -14,8 +14,8 @@
 //
 // A unit of u elements has shares of share_length(u, z) elements, the last ones
 // short or empty (share_of). The squares of the gradient are summed over
-// norm_range(), which does not depend on the stage, so neither do the bits of
-// its norm.
+// norm_range(), which does not depend on the stage, so with one shard group
+// neither do the bits of its norm.
 #pragma once
 
 #include <cstdint>

@@ -111,6 +111,7 @@ class Server {
   // Never blocks; false if the peer is gone, its queue is full, or the message
   // is too large.
   virtual bool send(const PeerId& peer, const pb::Envelope& envelope) = 0;
+  virtual bool is_connected(const PeerId& peer) const = 0;
   // Peers whose TCP connection broke since the last call.
   virtual std::vector<PeerId> take_lost() = 0;
   // A descriptor that is readable when take_lost() may have something.

@@ -178,21 +178,28 @@ class ClientImpl : public Client {
         try_other_key_ = false;
         // The coordinator has the new key: the old one may be anybody's.
         if (std::exchange(has_next_, false)) next_server_.clear();
-        if (joining_) return;
+        if (joining_) {
+          refused_since_ms_ = -1;
+          return;
+        }
         connected_ = true;
         closed_ = 0;
         trouble_.clear();
         refused_since_ms_ = -1;
         return;
-      case ZMQ_EVENT_HANDSHAKE_FAILED_AUTH:
-        note_refusal(
-            std::string("the coordinator does not allow this ") +
-            (joining_ ? "job secret" : "key") + ", " +
+      case ZMQ_EVENT_HANDSHAKE_FAILED_AUTH: {
+        // A restarted coordinator has forgotten whom it admitted; the job
+        // secret tells whether it still may.
+        const bool may_join_again = keys_->enrolment && !joining_;
+        trouble_ = fmt::format(
+            "the coordinator does not allow this {}, {}",
+            joining_ ? "job secret" : "key",
             (joining_ ? keys_->enrolment->join : keys_->own).public_key);
-        // A restarted coordinator has forgotten whom it admitted.
-        retry_at_ms_ = now + (joining_ || !keys_->enrolment ? kRetryMs : 0);
+        if (!may_join_again) note_refusal();
+        retry_at_ms_ = now + (may_join_again ? 0 : kRetryMs);
         joining_ = keys_->enrolment.has_value();
         return;
+      }
       case ZMQ_EVENT_HANDSHAKE_FAILED_PROTOCOL:
         trouble_ = keys_ ? "the coordinator runs with --no-auth, this program "
                            "with a key"
@@ -217,8 +224,7 @@ class ClientImpl : public Client {
     }
   }
 
-  void note_refusal(std::string why) {
-    trouble_ = std::move(why);
+  void note_refusal() {
     if (refused_since_ms_ < 0) refused_since_ms_ = monotonic_ms();
   }
 
@@ -234,7 +240,8 @@ class ClientImpl : public Client {
       joining_ = false;
       reconnect();
     } else if (joining_ && note["note"] == "refused") {
-      note_refusal("the coordinator refuses the ticket: " + note["reason"]);
+      trouble_ = "the coordinator refuses the ticket: " + note["reason"];
+      note_refusal();
     }
   }
 

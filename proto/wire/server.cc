@@ -126,6 +126,8 @@ class ServerImpl : public Server {
       auto& [out, frame] = *next;
       if (zap_ && !zap_->allows(out.key)) {
         // Its key was allowed when it connected.
+        if (const auto p = peers_.find(out.peer); p != peers_.end())
+          shutdown(p->second.fd, SHUT_RDWR);
       } else if (auto e = decode_frame(frame.data(), frame.size(),
                                        kMaxRequestBytes)) {
         out.envelope = std::move(*e);
@@ -180,6 +182,9 @@ class ServerImpl : public Server {
       (void)send_frame(peer, encode_note(news_));
   }
 
+  bool is_connected(const PeerId& peer) const override {
+    return peers_.contains(peer);
+  }
   std::vector<PeerId> take_lost() override {
     lost_ready_.disarm();
     read_monitor();
@@ -203,9 +208,13 @@ class ServerImpl : public Server {
       if (key != nullptr) from.key = key;
       const char* address = zmq_msg_gets(frame.handle(), "Peer-Address");
       from.source = from.key + "@" + (address != nullptr ? address : "");
-      note_connection(from, frame);
+      // A peer that chose its own name could take that of another one, or one
+      // that is gone. Those that libzmq gives begin with a zero.
+      const bool named = !from.peer.starts_with('\0');
+      if (!named) note_connection(from, frame);
       if (more) skip_parts(socket_.handle(), more);
-      if (more || !inbox_.add(std::move(from), std::move(frame))) ++dropped_;
+      if (more || named || !inbox_.add(std::move(from), std::move(frame)))
+        ++dropped_;
     }
     ready_.arm();
   }

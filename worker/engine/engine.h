@@ -28,7 +28,8 @@
 // same bits in every schedule and ZeRO stage (one shard group); on another mesh
 // they differ by rounding. Squares of the gradient are summed unit by unit, and
 // units in the model's order, so the norm does not depend on pp, schedule or
-// ZeRO stage.
+// ZeRO stage. A tied embedding is summed over both ends of the pipeline, so its
+// bits depend on whether there is one.
 //
 // Ownership: owns gradients, stages and, unless it is given a StateStore, the
 // state; borrows table, mesh, backend and store, which must outlive it.
@@ -83,7 +84,7 @@ struct EngineOptions {
 struct StepInput {
   double lr = 0;
   // This data-parallel rank's part of the global batch (geometry/batch.h), in
-  // order; at most as many as the first rank has. The same on all ranks with
+  // order; at most as many as the schedule has. The same on all ranks with
   // one dp coordinate: tokens and targets of complete sequences, (B, T).
   std::span<const model::MicroBatch> microbatches;
   int64_t global_tokens = 0;  // of all ranks
@@ -166,7 +167,7 @@ class Engine {
   std::span<const float> weights() const { return state().weights; }
   std::span<const float> exp_avg() const { return state().exp_avg; }
   std::span<const float> exp_avg_sq() const { return state().exp_avg_sq; }
-  int64_t step() const { return step_; }  // updates made
+  int64_t step() const { return step_; }  // steps made, skipped ones too
   void set_step(int64_t step) { step_ = step; }
   // Writes a state from outside: StateStore::begin() and commit().
   StateView begin_state() { return state_->begin(); }

@@ -178,7 +178,11 @@ void GradStore::start(int unit) {
   state_[u] = State::kStarted;
   under_way_.push_back({.unit = unit});
   Sum& sum = under_way_.back();
-  if (groups_.shard == nullptr) return over_replicas(sum);
+  if (groups_.shard == nullptr) {
+    sum.scattered = true;
+    start_buckets();
+    return;
+  }
   const auto length = static_cast<size_t>(layout_.length(u));
   const auto share = static_cast<size_t>(layout_.share(u));
   float* mine = streams_ ? shares_.data() + share_at_[u]
@@ -187,15 +191,25 @@ void GradStore::start(int unit) {
       groups_.shard->start_reduce_scatter({memory(u), length}, {mine, share}));
 }
 
-// In buckets, so that finished parts of a large unit are not polled again.
-void GradStore::over_replicas(Sum& sum) {
-  sum.scattered = true;
-  if (groups_.replicas == nullptr) return;
-  const std::span<float> data = reduced(static_cast<size_t>(sum.unit));
+// In buckets, so that finished parts of a large unit are not polled again, and
+// a few at a time, because each has scratch of its own (direct_reduce.h). They
+// start in the order of the units, which is the same on every rank.
+void GradStore::start_buckets() {
+  constexpr int kAtOnce = 8;
   const auto bucket = static_cast<size_t>(bucket_);
-  for (size_t at = 0; at < data.size(); at += bucket)
-    sum.requests.push_back(groups_.replicas->start_all_reduce(
-        data.subspan(at, std::min(bucket, data.size() - at)), comm::Op::kSum));
+  for (Sum& sum : under_way_) {
+    if (!sum.scattered) return;
+    if (groups_.replicas == nullptr) continue;
+    const std::span<float> data = reduced(static_cast<size_t>(sum.unit));
+    while (sum.begun < data.size()) {
+      if (buckets_ == kAtOnce) return;
+      const size_t n = std::min(bucket, data.size() - sum.begun);
+      sum.requests.push_back(groups_.replicas->start_all_reduce(
+          data.subspan(sum.begun, n), comm::Op::kSum));
+      sum.begun += n;
+      ++buckets_;
+    }
+  }
 }
 
 bool GradStore::complete(Sum& sum, bool wait) {
@@ -205,17 +219,19 @@ bool GradStore::complete(Sum& sum, bool wait) {
     else if (!sum.requests.front()->test())
       return false;
     sum.requests.pop_front();
+    if (!sum.scattered) continue;
+    --buckets_;
+    start_buckets();
   }
   return true;
 }
 
-// Sums over the replicas start in the order of the units, which is the same on
-// every rank.
 void GradStore::scatter(bool wait) {
   for (Sum& sum : under_way_) {
     if (sum.scattered) continue;
     if (!complete(sum, wait)) return;
-    over_replicas(sum);
+    sum.scattered = true;
+    start_buckets();
   }
 }
 

@@ -11,7 +11,8 @@
 //     reduce-scattered in the shard group, and the shares all-reduced over its
 //     replicas
 //
-// Sums are in rank order (comm.h), so all ZeRO stages give the same bits. The
+// Sums are in rank order (comm.h), so all ZeRO stages give the same bits, if
+// there is one shard group: several are summed each for itself first. The
 // ranks of a group must call collectives in the same order, so units start in
 // one order on every rank, last unit first, even without a microbatch.
 //
@@ -77,6 +78,7 @@ class GradStore {
   struct Sum {  // in progress
     int unit = 0;
     bool scattered = false;  // the first of two sums is done
+    size_t begun = 0;        // elements whose second sum has begun
     std::deque<comm::RequestPtr> requests;
   };
 
@@ -88,9 +90,10 @@ class GradStore {
   void start(int unit);
   void sum_shared(size_t unit);
   void sum_ends(size_t unit);
-  void over_replicas(Sum& sum);
-  static bool complete(Sum& sum, bool wait);
+  // Both sums of a unit, or what is left of them, are complete.
+  bool complete(Sum& sum, bool wait);
   void scatter(bool wait);
+  void start_buckets();
   // wait: until the oldest sum in progress is complete.
   void move_on(bool wait);
   float* memory(size_t unit);
@@ -116,6 +119,7 @@ class GradStore {
   std::vector<int> order_;  // in which units start
   size_t next_ = 0;         // in order_
   std::deque<Sum> under_way_;
+  int buckets_ = 0;  // sums over the replicas that are in progress
   double waited_s_ = 0;
 };
 

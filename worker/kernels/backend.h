@@ -13,8 +13,9 @@
 // live in different threads of one process, each with its own worker threads.
 // Determinism: the same call with the same inputs, on the same machine and
 // thread count, gives the same bits. No operation depends on earlier ones.
-// Memory: an operation that has run once does not allocate when it runs again
-// with sizes that are no larger.
+// Memory: an operation that has run once does not allocate operands' memory
+// when it runs again with sizes that are no larger; a GEMM of new sizes is
+// prepared once, and kept.
 //
 // Types: operands of GEMMs and the activations between them are `d` (fp32 or
 // bf16). The residual stream and its gradient, weights of norms, the

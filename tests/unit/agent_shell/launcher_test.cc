@@ -31,7 +31,8 @@ class LauncherTest : public ::testing::Test {
     world_->scratch = std::move(scratch).value();
     LauncherOptions o;
     o.worker = "w.0-a";
-    o.trainer = TEST_RANK;
+    o.trainer = world_->dir / "trainer";
+    std::filesystem::copy_file(TEST_RANK, o.trainer);
     o.cores = 2;
     // If PMIx deadlocks, do as a worker does: run all tests again in a new
     // process.
@@ -161,6 +162,20 @@ TEST_F(LauncherTest, RanksFormOneWorldAndEnd) {
   EXPECT_TRUE(std::filesystem::exists(world_->dir / "run/logs/gen-" +
                                       std::to_string(world_->generation) +
                                       "/rank-2.log"));
+}
+
+// An upgrade while the worker runs.
+TEST_F(LauncherTest, RanksRunTheProgramThatWasThereAtTheStart) {
+  const std::filesystem::path trainer = world_->dir / "trainer",
+                              old = world_->dir / "old";
+  std::filesystem::rename(trainer, old);
+  std::ofstream(trainer) << "#!/bin/sh\nexit 9\n";
+  std::filesystem::permissions(trainer, std::filesystem::perms::owner_all);
+  world_->launcher->spawn(assignment(2, "steps=2"));
+  ASSERT_TRUE(run_until_exits(2));
+  for (const RankExited& e : seen<RankExited>()) EXPECT_EQ(e.exit_code, 0);
+  world_->launcher->tear_down(world_->generation);
+  std::filesystem::rename(old, trainer);
 }
 
 TEST_F(LauncherTest, StopRequestEndsAllRanksAtTheSameStep) {

@@ -119,14 +119,27 @@ Status train_rank(const Case& c, const ParamTable& table, comm::Comm& world,
   const auto& shard = engine->shard();
   for (int s = 0; s < c.steps; ++s) {
     const Batch b = batch_of(c, s, mesh->coord().dp);
-    ASSIGN_OR_RETURN(
-        const StepResult r,
-        engine->run({.lr = c.lr,
-                     .microbatches = b.microbatches,
-                     .global_tokens = c.sequences * c.options.max_seq,
-                     .accept = [&](double, double) {
-                       return s + 1 != c.skipped_step;
-                     }}));
+    const ConstStateView state = engine->state();
+    const std::vector<float> weights(state.weights.begin(),
+                                     state.weights.end());
+    const std::vector<float> average(state.exp_avg.begin(),
+                                     state.exp_avg.end());
+    const auto result = engine->run(
+        {.lr = c.lr,
+         .microbatches = b.microbatches,
+         .global_tokens = c.sequences * c.options.max_seq,
+         .accept = [&](double, double) { return s + 1 != c.skipped_step; }});
+    if (!result.ok()) {
+      const ConstStateView now = engine->state();
+      CHECK_MSG(engine->step() == s &&
+                    std::memcmp(now.weights.data(), weights.data(),
+                                weights.size() * 4) == 0 &&
+                    std::memcmp(now.exp_avg.data(), average.data(),
+                                average.size() * 4) == 0,
+                "a step that failed has changed the state");
+      return result.status();
+    }
+    const StepResult& r = *result;
     CHECK(r.skipped == (s + 1 == c.skipped_step) && engine->step() == s + 1);
     const std::lock_guard lock(out.mutex);
     if (world.rank() == 0) {

@@ -1,10 +1,12 @@
 // The stores of weights and gradients alone, with passes simulated by the test.
 #include <gtest/gtest.h>
 
+#include <algorithm>
 #include <cmath>
 #include <thread>
 
 #include "tests/testing/local_comm.h"
+#include "tests/unit/exchange/wrapped_comm.h"
 #include "worker/engine/grad_store.h"
 #include "worker/engine/optimizer.h"
 #include "worker/engine/units.h"
@@ -32,9 +34,35 @@ float value(int rank, int64_t e, int microbatch) {
   return static_cast<float>((e * 7 + rank * 13 + microbatch * 5) % 101) / 3;
 }
 
+// Counts the all-reduces in progress, each of which has scratch of its own.
+class CountingComm final : public exchange::WrappedComm {
+ public:
+  using WrappedComm::WrappedComm;
+  RequestPtr start_all_reduce(std::span<float> d, Op op) override {
+    most_ = std::max(most_, ++now_);
+    return std::make_unique<Counted>(inner_.start_all_reduce(d, op), now_);
+  }
+  int most() const { return most_; }
+
+ private:
+  class Counted final : public comm::Request {
+   public:
+    Counted(RequestPtr inner, int& now) : inner_(std::move(inner)), now_(now) {}
+    ~Counted() override { --now_; }
+    void wait() override { inner_->wait(); }
+    bool test() override { return inner_->test(); }
+
+   private:
+    RequestPtr inner_;
+    int& now_;
+  };
+  int now_ = 0;
+  int most_ = 0;
+};
+
 // Rank r adds r microbatches (so rank 0 none) with values of its own, twice.
 void sum_on(int n, const geometry::ZeroOptions& zero, bool one_microbatch,
-            int64_t bucket, std::vector<float>& out) {
+            int64_t bucket, std::vector<float>& out, int* most = nullptr) {
   const auto table = tiny_table();
   const ShardTable shard = whole_shard(table);
   out.assign(static_cast<size_t>(shard.num_elements()), -1);
@@ -55,7 +83,10 @@ void sum_on(int n, const geometry::ZeroOptions& zero, bool one_microbatch,
         replicas = data.split(plan.shard_index(), plan.replica_index());
       GradGroups groups;
       groups.shard = group.get();
-      groups.replicas = replicas.get();
+      std::unique_ptr<CountingComm> counting;
+      if (replicas != nullptr)
+        counting = std::make_unique<CountingComm>(*replicas);
+      groups.replicas = counting.get();
       store->connect(groups);
       for (int round = 0; round < 2; ++round) {
         store->begin();
@@ -77,6 +108,7 @@ void sum_on(int n, const geometry::ZeroOptions& zero, bool one_microbatch,
           std::copy(sum.begin(), sum.end(),
                     out.begin() + plan.update_range(u).begin);
       }
+      if (most != nullptr && r == 0) *most = counting->most();
     });
   for (std::thread& t : ranks) t.join();
 }
@@ -115,6 +147,15 @@ TEST(GradStore, ShardGroupsAreSummedFirstThenTheirReplicas) {
   const std::vector<float> want = naive_sum(4, false);
   for (size_t i = 0; i < want.size(); ++i)
     EXPECT_NEAR(got[i], want[i], 1e-5 * std::abs(want[i]) + 1e-6);
+}
+
+TEST(GradStore, FewBucketsOfALargeUnitAreSummedAtOnce) {
+  std::vector<float> got;
+  int most = 0;
+  sum_on(2, {.stage = 0}, false, /*bucket=*/3, got, &most);
+  EXPECT_EQ(got, naive_sum(2, false));
+  EXPECT_GT(most, 1);
+  EXPECT_LE(most, 8);
 }
 
 // With one microbatch a step the higher stages hold a part of the gradients.

@@ -260,6 +260,25 @@ TEST_F(TicketTest, TheHolderOfTheJobSecretIsAdmitted) {
   EXPECT_EQ(admitted_.size(), 2u);
 }
 
+// A coordinator that is started again lets keys in before it reads tickets,
+// which may take longer than a refused key is tried.
+TEST_F(TicketTest, AForgottenWorkerWaitsForABusyServer) {
+  auto client = enrolling(new_key_pair(), join_);
+  ASSERT_TRUE(hears(client.get()));
+  const std::string address = bound_->address();
+  bound_.reset();
+  start(address);
+  bool forgotten = false;
+  for (const int64_t end = monotonic_ms() + 3'500; monotonic_ms() < end;) {
+    (void)client->receive();
+    forgotten = forgotten || !client->trouble().empty();
+    ASSERT_FALSE(client->refused());
+    usleep(10'000);
+  }
+  EXPECT_TRUE(forgotten);
+  EXPECT_TRUE(hears(client.get()));
+}
+
 TEST_F(TicketTest, AForeignJobSecretIsNotAdmitted) {
   auto client = enrolling(new_key_pair(), new_key_pair());
   EXPECT_FALSE(hear({client.get()}, 0, [&] { return client->refused(); }));

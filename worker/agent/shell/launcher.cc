@@ -141,6 +141,8 @@ Status Launcher::start_generation(const pb::Assignment& assignment,
   apart_.clear();
   if (placement.nodes.size() > 1)
     network_ = mpi_network(placement.one_host ? "lo" : options_.tcp_interfaces);
+  if (network_ && !placement.one_host)
+    RETURN_IF_ERROR(check_listens(*network_, options_.tcp_interfaces));
   if (options_.wireguard != nullptr && network_ && !placement.one_host) {
     network_ = options_.wireguard->network(*network_);
     if (network_->tunnel.empty())
@@ -235,8 +237,8 @@ Status Launcher::start_rank(const pb::Assignment& assignment,
   settings.cma = cma_;
   settings.threads = threads;
   ChildOptions child;
-  child.argv = {options_.trainer, "--spec", spec_path, "--board-fd",
-                std::to_string(kChildFd)};
+  child.argv = {path_of_program(options_.trainer, trainer_fd_), "--spec",
+                spec_path, "--board-fd", std::to_string(kChildFd)};
   child.env = rank_environment(base_env_, pmix_env, settings);
   child.output_fd = outputs.fd(rank);
   if (child.output_fd < 0)

@@ -12,6 +12,8 @@
 // The destructor kills and reaps the ranks that still run.
 #pragma once
 
+#include <fcntl.h>
+
 #include <cstdint>
 #include <functional>
 #include <map>
@@ -138,6 +140,9 @@ class Launcher {
   BlockingCalls storage_{kStorageGraceMs};  // on files of the run directory
   std::unique_ptr<PmixServer> pmix_;
   bool cma_ = true;
+  // Of the program as it was when this worker began.
+  const int trainer_fd_ =
+      ::open(options_.trainer.c_str(), O_RDONLY | O_CLOEXEC);
   std::vector<std::string> base_env_;
 
   // The current generation; 0: none.

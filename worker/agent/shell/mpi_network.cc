@@ -168,6 +168,12 @@ MpiNetwork mpi_network(const std::string& interfaces) {
   return out;
 }
 
+Status check_listens(const MpiNetwork& network, const std::string& interfaces) {
+  if (interfaces.empty() || !network.addresses.empty()) return ok_status();
+  return unavailable("no address of this host that is up is in --interface " +
+                     interfaces);
+}
+
 std::string network_towards(const std::string& address) {
   const size_t start = address.find("://");
   const size_t colon = address.rfind(':');

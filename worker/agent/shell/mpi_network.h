@@ -36,6 +36,8 @@ struct MpiNetwork {
 // For `interfaces` as a user gives them: names, IPv4 or IPv6 CIDRs. IPv4 if
 // they have an IPv4 address, else IPv6.
 MpiNetwork mpi_network(const std::string& interfaces);
+// Unavailable if none of the addresses is there: MPI would listen on all.
+Status check_listens(const MpiNetwork& network, const std::string& interfaces);
 
 // The interface used to reach `address` (tcp://HOST:PORT), or that of the
 // default route if it is this host: its network (CIDR) for IPv4, its name for

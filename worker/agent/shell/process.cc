@@ -4,6 +4,7 @@
 #include <poll.h>
 #include <signal.h>
 #include <sys/prctl.h>
+#include <sys/stat.h>
 #include <sys/syscall.h>
 #include <sys/wait.h>
 #include <unistd.h>
@@ -198,13 +199,21 @@ int kill_leftovers(const std::vector<ProcessId>& processes, int timeout_ms) {
   return found;
 }
 
+std::string path_of_program(const std::string& path, int fd) {
+  struct stat now {
+  }, then{};
+  if (fd < 0 || fstat(fd, &then) != 0) return path;
+  const bool same = stat(path.c_str(), &now) == 0 &&
+                    now.st_dev == then.st_dev && now.st_ino == then.st_ino;
+  return same ? path : "/proc/self/fd/" + std::to_string(fd);
+}
+
 Status restart_process() {
   std::vector<std::string> words;
   std::ifstream in("/proc/self/cmdline");
   for (std::string word; std::getline(in, word, '\0');) words.push_back(word);
-  std::error_code error;
-  const std::string program =
-      std::filesystem::read_symlink("/proc/self/exe", error).string();
+  // Also if the file has been replaced since.
+  const std::string program = "/proc/self/exe";
   (void)syscall(SYS_close_range, kChildFd, ~0U, kCloseRangeCloexec);
   execv(program.c_str(), pointers(words).data());
   return io_error(program + ": " + std::strerror(errno));

@@ -39,6 +39,11 @@ struct Child {
 // hangs, the child counts as started.
 Result<Child> start_child(const ChildOptions& options);
 
+// The path of a program that was opened as `fd`, also if its file has been
+// replaced since: ranks of two builds are never mixed, and a worker reports its
+// own.
+std::string path_of_program(const std::string& path, int fd);
+
 // Replaces this process by a fresh execution of the same program with the same
 // arguments. Only descriptors 0, 1 and 2 stay open. Returns only on failure.
 Status restart_process();
