@@ -357,6 +357,7 @@ class Cluster {
   std::deque<std::function<bool()>>
       acts_;  // each runs once all earlier writes are done
   std::optional<pb::Durable> decided_;  // the newest queued, or journal_
+  bool asks_auto_ = false;              // a user asks for no given mesh
   std::optional<pb::Durable> adopted_;  // journal_ when it started
   size_t unwritten_lines_ = 0;          // the last of metrics_
   // Directives to its workers, as in server::WorkerMail.

@@ -331,7 +331,9 @@ void Cluster::ask_mesh() {
                            : fmt::format("dp{},pp{},tp{},cp{}", uniform(1, 3),
                                          degree(), degree(), degree()));
   trace("mesh " + c.layout());
+  asks_auto_ = c.layout() == "auto";
   ask(c);
+  asks_auto_ = false;
 }
 
 // Ends all faults, restarts what is down, and adds workers.

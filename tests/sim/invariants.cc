@@ -112,7 +112,7 @@ void Cluster::check_mesh(const pb::Durable& d) {
         !d.rescue())
       violated(fmt::format("{} runs, but {} is pinned", text, asked.pinned()));
     if (coordinator_ && !before.empty() && asked.pinned().empty() &&
-        !asked.changed()) {
+        !asked.changed() && !asks_auto_) {
       if (suffice(staying_slots(coordinator_->status()), before))
         violated(before + " was released although the slots suffice");
     }
