@@ -188,9 +188,7 @@ Result<pb::JobStatus> request_save(const std::string& run) {
 // Waits until a checkpoint is committed that is as new as the request; returns
 // its path and step.
 Result<std::pair<std::string, int64_t>> save_and_wait(const std::string& run) {
-  ASSIGN_OR_RETURN(const pb::JobStatus before, request_save(run));
-  const int64_t least = std::max(before.checkpoint_step() + 1, before.step());
-  pb::JobStatus asked = before;
+  ASSIGN_OR_RETURN(pb::JobStatus asked, request_save(run));
   int64_t heard_ms = monotonic_ms();
   for (;;) {
     wait_for_next_poll();
@@ -202,7 +200,8 @@ Result<std::pair<std::string, int64_t>> save_and_wait(const std::string& run) {
     }
     heard_ms = monotonic_ms();
     const pb::JobStatus& s = now.value();
-    if (s.checkpoint_step() >= least) {
+    if (s.checkpoint_step() > asked.checkpoint_step() &&
+        s.checkpoint_step() >= asked.step()) {
       // The run directory may be on another host.
       const auto folder = checkpoint_folder(s.run_dir());
       return std::pair(path_join(folder.ok() ? *folder
