@@ -33,33 +33,26 @@ inline int exit_code(const Result<int>& code) {
   return code.ok() ? *code : exit_with("remesh", code.status());
 }
 
-// Accepts numbers from `least` to `most`; not NaN, which is in every range of
-// CLI::Range.
-inline CLI::Validator number_in(double least, double most) {
+// Accepts numbers from `least` to `most`, of `kind`; not NaN, which is in every
+// range of CLI::Range.
+template <typename Number>
+CLI::Validator in_range(const char* kind, Number least, Number most) {
   return CLI::Validator(
-      [least, most](const std::string& text) {
-        double value = 0;
+      [=](const std::string& text) {
+        Number value = 0;
         const bool ok = CLI::detail::lexical_cast(text, value) &&
                         value >= least && value <= most;
         return ok ? ""
-                  : fmt::format("'{}' is not a number from {:g} to {:g}", text,
-                                least, most);
-      },
-      fmt::format("{:g} to {:g}", least, most));
-}
-
-// Accepts integers from `least` to `most`.
-inline CLI::Validator integer_in(int least, int most) {
-  return CLI::Validator(
-      [least, most](const std::string& text) {
-        int value = 0;
-        const bool ok = CLI::detail::lexical_cast(text, value) &&
-                        value >= least && value <= most;
-        return ok ? ""
-                  : fmt::format("'{}' is not an integer from {} to {}", text,
+                  : fmt::format("'{}' is not {} from {} to {}", text, kind,
                                 least, most);
       },
       fmt::format("{} to {}", least, most));
+}
+inline CLI::Validator integer_in(int least, int most) {
+  return in_range("an integer", least, most);
+}
+inline CLI::Validator number_in(double least, double most) {
+  return in_range("a number", least, most);
 }
 
 // Options that several verbs have.

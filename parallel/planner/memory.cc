@@ -340,10 +340,10 @@ uint64_t kernel_workspace(const JobShape& s, const Layout& l, int threads) {
   const int64_t tokens = s.B * s.T / l.cp;
   const int64_t width = std::max(s.model.dim, s.model.hidden_dim / l.tp);
   const int64_t columns = s.bf16 && s.packed ? k16Bit * tokens * width : 0;
-  // By element of a head's sequence: seven in 16 bits, or six in fp32.
-  const int64_t each = s.bf16 && s.packed ? 14 : 24;
+  // Six fp32 vectors of a head's sequence; bf16 with AMX needs fewer bytes.
+  constexpr int64_t kVectors = 6 * kFp32;
   return static_cast<uint64_t>(columns +
-                               threads * each * s.T * s.model.head_dim());
+                               threads * kVectors * s.T * s.model.head_dim());
 }
 
 MemoryUse predict_worst_memory(const JobShape& s, const Layout& l) {
