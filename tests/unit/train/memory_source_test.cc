@@ -39,6 +39,15 @@ class MemoryTest : public TrainerTest {
   size_t segments(const std::string& worker) {
     return memory::list_segments(worker_folder(worker), kStateJob).size();
   }
+  // Sharded, of eight steps of which it makes the first ones.
+  static std::vector<std::string> job(
+      int64_t steps, const std::vector<std::string>& more = {}) {
+    std::vector<std::string> out = {
+        "train.steps=" + std::to_string(steps), "schedule.total_steps=8",
+        "parallel.zero_stage=3", "checkpoint.interval=0"};
+    out.insert(out.end(), more.begin(), more.end());
+    return out;
+  }
   // The metrics in the checkpoint for the state of its last step.
   uint64_t saved_digest(int64_t step) {
     const auto fs = posix_file_system();
@@ -259,11 +268,6 @@ TEST_F(MemoryTest, AnyMeshResumesTheStateOfAnother) {
 // second buffer when they are gone.
 TEST_F(MemoryTest, ASmallerMeshNeedsNoRoomForTheOldStatesBesideItsOwn) {
   one_host_ = false;
-  const auto job = [&](int64_t steps) {
-    return std::vector<std::string>{
-        "train.steps=" + std::to_string(steps), "schedule.total_steps=8",
-        "parallel.zero_stage=3", "checkpoint.interval=0"};
-  };
   ASSERT_EQ(run_mpi(on_workers(spec(job(8), 2), {"a", "b"})), 0) << output();
   const auto want = recent_losses(checkpoint(8));
   uint64_t taken = 0;
@@ -291,11 +295,6 @@ TEST_F(MemoryTest, ASmallerMeshNeedsNoRoomForTheOldStatesBesideItsOwn) {
 // Ranks of one host share the room: the first one takes no more than another.
 // The state moves from data to tensor parallel ranks, in the room that it took.
 TEST_F(MemoryTest, TheRanksOfAHostShareTheRoomForANewMesh) {
-  const auto job = [&](int64_t steps) {
-    return std::vector<std::string>{
-        "train.steps=" + std::to_string(steps), "schedule.total_steps=8",
-        "parallel.zero_stage=3", "checkpoint.interval=0"};
-  };
   const std::vector<std::string> both = {"a", "a"};
   ASSERT_EQ(run_mpi(on_workers(spec(job(8), 2), both)), 0) << output();
   const auto want = recent_losses(checkpoint(8));
@@ -324,16 +323,11 @@ TEST_F(MemoryTest, TheRanksOfAHostShareTheRoomForANewMesh) {
 
 // What a drained worker on the host still has makes way for it as well.
 TEST_F(MemoryTest, AStateInTheFolderOfAnotherWorkerMakesWay) {
-  const auto job = [&](int64_t steps) {
-    return std::vector<std::string>{
-        "train.steps=" + std::to_string(steps), "schedule.total_steps=8",
-        "parallel.zero_stage=3", "checkpoint.interval=0", "elastic.replicas=0"};
-  };
   // Both folders are on one small disk.
   const std::string shared = parent_path(worker_folder("a"));
   const testing::SmallDisk small(shared, 64 << 20);
   if (!small.mounted()) GTEST_SKIP() << "needs mount";
-  pb::RankSpec s = spec(job(3), 2);
+  pb::RankSpec s = spec(job(3, {"elastic.replicas=0"}), 2);
   ASSERT_EQ(run_mpi(on_workers(s, {"a", "b"})), 0) << output();
   // As much room as the states take, and a little.
   uint64_t taken = 0;
@@ -341,7 +335,7 @@ TEST_F(MemoryTest, AStateInTheFolderOfAnotherWorkerMakesWay) {
     for (const auto& f : memory::list_segments(worker_folder(w), kStateJob))
       taken += f.bytes;
   small.fill(static_cast<int64_t>(taken / 8));
-  pb::RankSpec next = spec(job(8), 1);
+  pb::RankSpec next = spec(job(8, {"elastic.replicas=0"}), 1);
   next.mutable_assignment()->set_generation(s.assignment().generation());
   from_memory(next, {"a", "b"});
   const Ended e = run(on_workers(next, {"a"}).front());
