@@ -208,11 +208,11 @@ StateChoice choose_state(const ParamTable* table, const Inventory& in) {
   std::vector<std::string> notes;
   std::vector<Group> groups;
   if (table != nullptr) groups = groups_of(*table, in, notes);
-  // Newest step first, then newest generation, then most holdings.
+  // Newest step first, then oldest generation, then most holdings.
   std::stable_sort(
       groups.begin(), groups.end(), [](const Group& a, const Group& b) {
-        return std::tuple(a.step, a.generation, a.members.size(), a.name()) >
-               std::tuple(b.step, b.generation, b.members.size(), b.name());
+        return std::tuple(a.step, -a.generation, a.members.size(), a.name()) >
+               std::tuple(b.step, -b.generation, b.members.size(), b.name());
       });
   const SavedState* const saved = newest_checkpoint(in, notes);
   StateChoice c;

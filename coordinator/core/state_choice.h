@@ -6,6 +6,11 @@
 // every parameter. States of different generations are never combined: the same
 // step computed again on another mesh has different bits.
 //
+// Of several generations with that step on one branch, the oldest made it, on
+// hosts where its ranks ran, and the others restored it and made no step. Its
+// states are chosen, so that they are kept: a later one may be complete only
+// with a part on a host whose ranks always fail, and has no replicas yet.
+//
 // A worker that returns may hold steps of an abandoned branch, that is, the job
 // continued from an older step without them (abandoned_by() in step_ledger.h).
 // Such states are not considered, however new.

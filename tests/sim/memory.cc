@@ -21,9 +21,10 @@ void StateMemory::commit(const pb::StateHolding& holding, uint64_t tag) {
   records.push_back({holding, tag});
 }
 
-void StateMemory::forget_before(int64_t generation) {
+void StateMemory::forget_before(int64_t generation, int64_t except) {
   std::erase_if(segments_, [&](const auto& s) {
-    return std::get<0>(s.first) < generation;
+    const int64_t of = std::get<0>(s.first);
+    return of < generation && of != except;
   });
 }
 

@@ -26,8 +26,8 @@ class StateMemory {
   // its two records.
   void begin(int64_t generation, int rank, bool replica);
   void commit(const pb::StateHolding& holding, uint64_t tag);
-  // Removes the segments of older generations.
-  void forget_before(int64_t generation);
+  // Removes the segments of older generations, except of that one.
+  void forget_before(int64_t generation, int64_t except = 0);
   void clear() { segments_.clear(); }
   bool empty() const { return segments_.empty(); }
 

@@ -150,14 +150,15 @@ bool whole(Known& known, const std::vector<const Holding*>& all) {
   return std::find(held.begin(), held.end(), false) == held.end();
 }
 
-// Newest (step, generation) that is whole in memory; (-1, -1): none.
+// The newest step that is whole in memory, and the oldest generation in which
+// it is; (-1, -1): none.
 std::pair<int64_t, int64_t> newest_in_memory(Known& known,
                                              const Inventory& in) {
   std::map<std::pair<int64_t, int64_t>, std::vector<const Holding*>> states;
   for (const Holding& h : in.holdings)
-    if (usable(known, in, h)) states[{h.step, h.generation}].push_back(&h);
+    if (usable(known, in, h)) states[{h.step, -h.generation}].push_back(&h);
   for (auto it = states.rbegin(); it != states.rend(); ++it)
-    if (whole(known, it->second)) return it->first;
+    if (whole(known, it->second)) return {it->first.first, -it->first.second};
   return {-1, -1};
 }
 
@@ -325,6 +326,24 @@ TEST(StateChoice, AnAbandonedBranchIsNotRestored) {
   EXPECT_EQ(c.generation, 2);
   EXPECT_NE(c.why.find("branch that generation 2 abandoned"), std::string::npos)
       << c.why;
+}
+
+// Generation 2 restored step 12 of generation 1 on more workers, of which one
+// fails before its first step, again and again.
+TEST(StateChoice, AStepIsReadFromTheGenerationThatMadeIt) {
+  const ParamTable table = small_model();
+  Known known(table);
+  const Sharding one{.bounds = {0, 2}};
+  const Sharding two{
+      .layout = {.dp = 2}, .bounds = {0, 2}, .zero = {.stage = 1}};
+  Inventory in;
+  in.holdings = {holding(known, two, 0, 12, 2, "a"),
+                 holding(known, two, 1, 12, 2, "bad"),
+                 holding(known, one, 0, 12, 1, "a")};
+  in.first_steps = {{1, 1}};
+  EXPECT_EQ(choose_state(&table, in).generation, 1);
+  in.refused = {{1, 12}};
+  EXPECT_EQ(choose_state(&table, in).generation, 2);
 }
 
 TEST(StateChoice, NamesTheLostStepsWhenNothingIsLeft) {
