@@ -333,12 +333,13 @@ bool Recovery::await_holders(const Inputs& in, const StateChoice& best,
                              Decision* out) {
   const std::set<std::string>& missing = in.missing_holders;
   if (missing.empty()) awaited_.clear();
+  const Roster& roster = in.view.roster;
   if (!std::includes(awaited_.begin(), awaited_.end(), missing.begin(),
                      missing.end()))
-    awaited_until_ms_ =
-        in.view.roster.last_loss_ms() + job_.elastic().rejoin_wait_ms();
-  if (best.step >= in.ledger.last_finished() || missing.empty() ||
-      in.view.now_ms >= awaited_until_ms_)
+    awaited_until_ms_ = roster.last_loss_ms() - roster.absent_ms() +
+                        job_.elastic().rejoin_wait_ms();
+  const int64_t left_ms = time_left_ms(in.view);
+  if (best.step >= in.ledger.last_finished() || missing.empty() || left_ms <= 0)
     return false;
   out->kind = Decision::Kind::kWait;
   if (awaited_ != missing)
@@ -346,7 +347,7 @@ bool Recovery::await_holders(const Inputs& in, const StateChoice& best,
         "step {} is complete only with the memory of {}; waiting up to "
         "{:.1f} s before going back to {} (elastic.rejoin_wait_ms)",
         in.ledger.last_finished(), join({missing.begin(), missing.end()}),
-        static_cast<double>(awaited_until_ms_ - in.view.now_ms) / 1000,
+        static_cast<double>(left_ms) / 1000,
         best.kind == StateChoice::Kind::kInit
             ? "the initial weights"
             : fmt::format("step {}", best.step));
@@ -406,9 +407,8 @@ Recovery::Decision Recovery::decide(const Inputs& in,
 }
 
 bool Recovery::waiting(const ClusterView& view,
-                       const std::set<std::string>& missing_holders) const {
-  return !awaited_.empty() && view.now_ms < awaited_until_ms_ &&
-         missing_holders == awaited_;
+                       const std::set<std::string>& missing) const {
+  return !awaited_.empty() && missing == awaited_ && time_left_ms(view) > 0;
 }
 
 // ------------------------------------------------------------------ rescue

@@ -3,7 +3,7 @@
 // (state_choice.h); this file gathers the candidates and handles the cases in
 // which the next mesh cannot reach the newest state:
 //  * the workers that hold it are gone but may return: wait for them, up to
-//    elastic.rejoin_wait_ms;
+//    elastic.rejoin_wait_ms, in which they could be heard;
 //  * it is on workers that are leaving or become spares: a rescue generation
 //    runs once where the state is, and saves it;
 //  * the listing lacks a checkpoint that was committed, which network file
@@ -96,7 +96,7 @@ class Recovery {
   Decision decide(const Inputs& in, const planner::Placement& wanted);
   // Whether decide() asked to wait and nothing has changed since.
   bool waiting(const ClusterView& view,
-               const std::set<std::string>& missing_holders) const;
+               const std::set<std::string>& missing) const;
   void begin_generation() {
     awaited_.clear();
     listing_late_since_ms_ = -1;
@@ -124,13 +124,16 @@ class Recovery {
   std::string no_checkpoint(const Inputs& in) const;
   std::string missing_checkpoint(const Inputs& in, int64_t chosen) const;
   bool await_holders(const Inputs& in, const StateChoice& best, Decision* out);
+  int64_t time_left_ms(const ClusterView& v) const {  // to wait for holders
+    return awaited_until_ms_ + v.roster.absent_ms() - v.now_ms;
+  }
   bool await_listing(const Inputs& in, int64_t chosen,
                      const std::string& missing, Decision* out);
 
   pb::Job job_;
   std::optional<geometry::ParamTable> table_;
   std::set<std::string> awaited_;
-  int64_t awaited_until_ms_ = 0;
+  int64_t awaited_until_ms_ = 0;  // less roster.absent_ms(), which adds to it
   int64_t listing_late_since_ms_ = -1;
 };
 

@@ -197,6 +197,8 @@ void Roster::bar(const std::string& worker, const std::string& why) {
 }
 
 void Roster::on_own_absence(int64_t gap_ms) {
+  absent_ms_ += gap_ms;
+  last_loss_ms_ += gap_ms;
   for (auto& [name, m] : members_) {
     m.heard_ms += gap_ms;
     if (m.disconnected_ms >= 0) m.disconnected_ms += gap_ms;

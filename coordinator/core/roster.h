@@ -191,8 +191,11 @@ class Roster {
   double link_bytes_per_s(int64_t generation) const;
 
   int64_t last_join_ms() const { return last_join_ms_; }
-  // When expire() last declared a worker dead; at first the start.
+  // When expire() last declared a worker dead, at first the start; later by the
+  // time in which nobody could be heard since.
   int64_t last_loss_ms() const { return last_loss_ms_; }
+  // For how long in total nobody could be heard (on_own_absence()).
+  int64_t absent_ms() const { return absent_ms_; }
 
  private:
   struct Newest {
@@ -227,6 +230,7 @@ class Roster {
   bool alone_ = false;    // for so long that it was said
   int64_t last_join_ms_ = 0;
   int64_t last_loss_ms_ = 0;
+  int64_t absent_ms_ = 0;
 };
 
 }  // namespace remesh::core

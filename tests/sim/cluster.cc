@@ -232,6 +232,7 @@ void Cluster::start_coordinator(bool resume) {
   newest_heard_.clear();
   heard_ms_.clear();
   connection_lost_ms_.clear();
+  joined_ms_.clear();
   for (const auto& [name, w] : workers_)
     reconnected_at_[name] =
         faults_on_ && chance(0.3) ? now_ + uniform(0, 2000) : 0;

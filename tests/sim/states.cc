@@ -69,9 +69,9 @@ void Cluster::restore(int64_t g) {
   // States that are not read are removed to make room. With other faults they
   // must stay.
   const bool reads = source.kind() == pb::Source::MEMORY;
-  const int64_t oldest = reads ? source.states(0).generation() : g;
+  const int64_t read = reads ? source.states(0).generation() : 0;
   for (const pb::RankPlace& p : world.assignment.ranks())
-    if (calm_) workers_[p.worker()]->memory.forget_before(oldest);
+    if (calm_) workers_[p.worker()]->memory.forget_before(g, read);
   for (const pb::RankPlace& p : world.assignment.ranks()) {
     const int rank = p.rank();
     at(uniform(0, 20), [this, g, rank, step] {
@@ -400,7 +400,8 @@ void Cluster::check_lost(const pb::Durable& d) {
   // Ranks of two builds are never mixed: one build may hold all of the state
   // and have too few slots, the other one enough slots and no state.
   for (const auto& [name, w] : workers_)
-    if (w->agent) builds.insert(w->build);
+    if (w->agent || coordinator_->considers_live(name, w->incarnation))
+      builds.insert(w->build);
   if (builds.size() > 1) return;
   if (gone.size() <= may_go)
     violated(fmt::format("generation {} loses {} finished steps: {}",

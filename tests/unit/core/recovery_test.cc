@@ -140,6 +140,20 @@ TEST_F(MemoryRecovery, OtherLossesDoNotProlongTheWait) {
   EXPECT_EQ(decide({"b", "c"}, until_ms + 1).kind, Kind::kWait);
 }
 
+// Workers cannot return to a coordinator that hears nobody.
+TEST_F(MemoryRecovery, TheWaitLastsAsLongAsTheCoordinatorCanHear) {
+  holds("a", 0);
+  const int64_t wait_ms = small_job().elastic().rejoin_wait_ms();
+  ASSERT_EQ(decide({"b"}).kind, Kind::kWait);
+  roster_.on_own_absence(wait_ms);
+  EXPECT_TRUE(recovery_.waiting(view(2 * wait_ms - 1), {"b"}));
+  EXPECT_EQ(decide({"b"}, 2 * wait_ms - 1).kind, Kind::kWait);
+  EXPECT_FALSE(recovery_.waiting(view(2 * wait_ms), {"b"}));
+  // The wait for others that were lost before begins as late.
+  EXPECT_EQ(decide({"b", "c"}, 2 * wait_ms - 1).kind, Kind::kWait);
+  EXPECT_EQ(decide({"b", "c"}, 2 * wait_ms).kind, Kind::kRestore);
+}
+
 // Generation 2 restored step 10 of generation 1, and ended before a step.
 TEST_F(MemoryRecovery, ARestoredStepStaysThatOfTheGenerationThatMadeIt) {
   Recovery::Decision d;
