@@ -67,9 +67,12 @@ Result<std::vector<Found>> scan(FileSystem& fs, const std::string& folder) {
 }
 
 const Found* choose_newest_valid(const std::vector<Found>& found) {
+  const auto age = [](const Found& f) {
+    return std::pair(f.manifest.generation(), f.step);
+  };
   const Found* best = nullptr;
   for (const Found& f : found)
-    if (f.status.ok() && (best == nullptr || f.step > best->step)) best = &f;
+    if (f.status.ok() && (best == nullptr || age(f) > age(*best))) best = &f;
   return best;
 }
 

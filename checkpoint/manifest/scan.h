@@ -34,7 +34,9 @@ Result<pb::Manifest> read_checkpoint(FileSystem& fs, const std::string& path);
 // empty list; a folder that cannot be listed is an error.
 Result<std::vector<Found>> scan(FileSystem& fs, const std::string& folder);
 
-// Newest valid one, or nullptr.
+// Newest valid one, or nullptr. One of an older generation with a larger step
+// is on a branch that the newer generation, which was at a smaller step,
+// abandoned.
 const Found* choose_newest_valid(const std::vector<Found>& found);
 
 }  // namespace remesh::manifest

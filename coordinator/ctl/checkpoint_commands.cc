@@ -11,13 +11,16 @@
 #include "checkpoint/manifest/manifest.h"
 #include "checkpoint/manifest/scan.h"
 #include "checkpoint/store/verify.h"
+#include "coordinator/core/step_ledger.h"
 #include "coordinator/ctl/client.h"
 #include "coordinator/ctl/find_checkpoint.h"
 #include "coordinator/ctl/render.h"
 #include "coordinator/ctl/verbs.h"
 #include "coordinator/rundir/job_files.h"
 #include "coordinator/rundir/lines.h"
+#include "coordinator/rundir/newest_state.h"
 #include "coordinator/rundir/run_dir.h"
+#include "coordinator/server/journal.h"
 #include "parallel/jobfile/jobfile.h"
 #include "proto/base/clock.h"
 #include "proto/base/text.h"
@@ -255,6 +258,9 @@ Result<int> prune(const CheckpointOptions& o) {
   ASSIGN_OR_RETURN(const auto found, manifest::scan(*files, folder));
   ASSIGN_OR_RETURN(const pb::Job job, rundir::job_of_run(*files, run));
   const uint64_t id = rundir::run_id_of(*files, run);
+  const auto journal = server::read_journal(*files, rundir::journal_path(run));
+  const auto branches =
+      rundir::branches_of(run, journal.ok() ? &*journal : nullptr);
   std::vector<int64_t> valid, invalid;
   std::set<int64_t> kept;
   for (const manifest::Found& f : found) {  // newest first
@@ -267,6 +273,11 @@ Result<int> prune(const CheckpointOptions& o) {
       continue;
     }
     if (!manifest::check_run(f.manifest, id).ok()) continue;
+    // The job has continued without it.
+    if (core::abandoned_by(branches, f.manifest.generation(), f.step) != 0) {
+      invalid.push_back(f.step);
+      continue;
+    }
     // Those that stay as the newest must be good for a restart.
     if (std::ssize(valid) < o.keep && !store::verify(*files, f.path).ok)
       print_error(

@@ -12,6 +12,7 @@
 #include "coordinator/core/durable.h"
 #include "coordinator/core/job_shape.h"
 #include "coordinator/core/state_choice.h"
+#include "coordinator/core/step_ledger.h"
 #include "coordinator/rundir/first_steps.h"
 #include "coordinator/rundir/job_files.h"
 #include "coordinator/rundir/run_dir.h"
@@ -51,7 +52,7 @@ std::vector<core::Holding> states_here(uint64_t job) {
 core::Inventory inventory_of(FileSystem& fs, const std::string& run,
                              const pb::Job& job, const pb::Durable* journal) {
   core::Inventory in;
-  in.first_steps = first_steps(metrics_path(run));
+  in.first_steps = branches_of(run, journal);
   const uint64_t id = journal != nullptr && journal->run_id() != 0
                           ? journal->run_id()
                           : run_id_of(fs, run);
@@ -63,8 +64,6 @@ core::Inventory inventory_of(FileSystem& fs, const std::string& run,
           (journal == nullptr || !core::refuses(journal->refusals(), f.path)))
         in.checkpoints.push_back({f.step, f.manifest.generation(), f.path});
   if (journal == nullptr) return in;
-  for (const auto& a : journal->abandoned())
-    in.first_steps.push_back({a.generation(), a.step(), a.after()});
   for (const pb::Refusals::State& s : journal->refusals().states())
     in.refused.emplace(s.generation(), s.step());
   if (job.elastic().keep_state() && journal->state_job() != 0)
@@ -73,6 +72,15 @@ core::Inventory inventory_of(FileSystem& fs, const std::string& run,
 }
 
 }  // namespace
+
+std::vector<core::FirstStep> branches_of(const std::string& run,
+                                         const pb::Durable* journal) {
+  std::vector<core::FirstStep> out = first_steps(metrics_path(run));
+  if (journal != nullptr)
+    for (const auto& a : journal->abandoned())
+      out.push_back({a.generation(), a.step(), a.after()});
+  return out;
+}
 
 NewestState newest_state(FileSystem& fs, const std::string& run,
                          const pb::Job& job, const pb::Durable* journal) {
@@ -83,7 +91,8 @@ NewestState newest_state(FileSystem& fs, const std::string& run,
   if (!table) in.holdings.clear();
   int64_t saved = 0;
   for (const core::SavedState& s : in.checkpoints)
-    saved = std::max(saved, s.step);
+    if (core::abandoned_by(in.first_steps, s.generation, s.step) == 0)
+      saved = std::max(saved, s.step);
   const core::StateChoice c = choose_state(table ? &*table : nullptr, in);
   NewestState out{.step = std::max(last_finished_step(run), c.step),
                   .state_step = c.step,

@@ -6,7 +6,9 @@
 
 #include <cstdint>
 #include <string>
+#include <vector>
 
+#include "coordinator/core/api.h"
 #include "proto/base/file_system.h"
 #include "proto/control.pb.h"
 
@@ -20,9 +22,15 @@ struct NewestState {
   Where where = Where::kNone;
   int64_t state_step = 0;
   std::string path;             // of a checkpoint
-  int64_t checkpoint_step = 0;  // of the newest valid checkpoint; 0: none
+  int64_t checkpoint_step = 0;  // of the newest usable checkpoint; 0: none
   double kept_until = 0;  // memory: unix seconds, if no worker returns before
 };
+
+// The first step of each generation of the run, from its metrics log and, if it
+// has one, its journal: by them core::abandoned_by() tells which checkpoints
+// and states the run continued without.
+std::vector<core::FirstStep> branches_of(const std::string& run,
+                                         const pb::Durable* journal);
 
 // `journal`: of the run; null if it has none, then nothing is known of memory.
 // What cannot be read does not count.

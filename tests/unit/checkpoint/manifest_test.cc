@@ -451,6 +451,14 @@ TEST(Scan, ListsNewestFirstWithReasonsAndSkipsWhatIsBeingWritten) {
   ASSERT_NE(choose_newest_valid(*found), nullptr);
   EXPECT_EQ(choose_newest_valid(*found)->step, 2);
   EXPECT_EQ(choose_newest_valid({}), nullptr);
+
+  // A generation that is newer was at a smaller step: it went back.
+  std::vector<Found> branches(3);
+  branches[0].step = 100;
+  branches[1].step = 60;
+  branches[2].step = 50;
+  for (Found& f : branches) f.manifest.set_generation(f.step == 100 ? 1 : 3);
+  EXPECT_EQ(choose_newest_valid(branches)->step, 60);
 }
 
 TEST(Branch, DecidesWhatIsInTheGenerationsPast) {

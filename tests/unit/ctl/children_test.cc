@@ -14,10 +14,10 @@
 namespace remesh::ctl {
 namespace {
 
-class ChildrenTest : public testing::Test {
+class ChildrenTest : public ::testing::Test {
  protected:
   void SetUp() override {
-    std::string pattern = testing::TempDir() + "/remesh-children-XXXXXX";
+    std::string pattern = ::testing::TempDir() + "/remesh-children-XXXXXX";
     ASSERT_NE(mkdtemp(pattern.data()), nullptr);
     dir_ = pattern;
   }

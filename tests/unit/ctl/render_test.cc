@@ -15,7 +15,7 @@
 namespace remesh::ctl {
 namespace {
 
-class RenderTest : public testing::Test {
+class RenderTest : public ::testing::Test {
  protected:
   void SetUp() override {
     setenv("TZ", "UTC", 1);

@@ -33,7 +33,7 @@ std::string text_of(const Action& action) {
   return std::visit(Visitor{}, action);
 }
 
-class SupervisorTest : public testing::Test {
+class SupervisorTest : public ::testing::Test {
  protected:
   static constexpr int kPid = 7;
 

@@ -835,11 +835,12 @@ TEST_F(RunDirTest, TheNewestStepMayBeInMemoryOrInACheckpoint) {
   EXPECT_EQ(newest_state(*fs, dir_, now, &journal).step, 100);
   EXPECT_EQ(state_text(newest_state(*fs, dir_, now, &journal)), "");
 
-  const auto checkpoint = [&](int64_t step, uint64_t run) {
+  const auto checkpoint = [&](int64_t step, uint64_t run,
+                              int64_t generation = 1) {
     pb::Manifest c;
     c.set_format(manifest::kFormat);
     c.set_step(step);
-    c.set_generation(1);
+    c.set_generation(generation);
     c.set_run_id(run);
     const std::string folder =
         dir_ + "/checkpoints/" + manifest::step_name(step);
@@ -851,6 +852,15 @@ TEST_F(RunDirTest, TheNewestStepMayBeInMemoryOrInACheckpoint) {
   const auto saved = newest_state(*fs, dir_, now, &journal);
   EXPECT_EQ(saved.step, 150);
   EXPECT_EQ(saved.where, NewestState::Where::kCheckpoint);
+  // One that the run continued without, as only the journal knows yet.
+  pb::Durable went_back = journal;
+  auto* a = went_back.add_abandoned();
+  a->set_generation(2);
+  a->set_step(120);
+  checkpoint(110, 7);
+  const auto older = newest_state(*fs, dir_, now, &went_back);
+  EXPECT_EQ(older.state_step, 110);
+  EXPECT_EQ(older.checkpoint_step, 110);
 
   const std::string folder =
       fmt::format("{}/{}{:016x}/state", memory::kSharedMemory,
