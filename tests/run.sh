@@ -8,6 +8,7 @@
 set -euo pipefail
 umask 022  # folders that others may write to are refused
 cd "$(dirname "$0")/.."
+unset REMESH_KEY  # the tests have keys of their own
 preset=${1:-release}
 [ $# -gt 0 ] && shift
 case "$preset" in

@@ -51,6 +51,7 @@ void E2e::expect_sequence(int64_t last) {
   const auto metrics = c().metrics();
   EXPECT_EQ(testing::sequence_error(metrics), "");
   EXPECT_EQ(static_cast<int64_t>(metrics.size()), last);
+  EXPECT_GT(last, 0);
 }
 
 std::vector<std::string> E2e::undisturbed_lines(Settings job,

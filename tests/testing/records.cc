@@ -83,6 +83,7 @@ int64_t first_difference(const std::vector<std::string>& lines_a,
                          const std::vector<std::string>& lines_b) {
   for (size_t i = 0; i < std::max(lines_a.size(), lines_b.size()); ++i)
     if (i >= lines_a.size() || i >= lines_b.size() ||
+        raw_value(lines_a[i], "loss").empty() ||
         raw_value(lines_a[i], "loss") != raw_value(lines_b[i], "loss"))
       return static_cast<int64_t>(i) + 1;
   return 0;

@@ -9,6 +9,7 @@
 #include <set>
 #include <vector>
 
+#include "proto/limits/plausible.h"
 #include "tests/testing/seed.h"
 #include "worker/agent/core/agent.h"
 #include "worker/agent/core/silence.h"
@@ -291,6 +292,78 @@ TEST_F(AgentTest, APauseOfTheHostIsNoSilence) {
   now_ += 500'000;
   EXPECT_FALSE(killed(50'000));
   EXPECT_TRUE(killed(20'000)) << "nobody was heard for a minute";
+}
+
+// Ranks are given up after a minute in which neither the coordinator was heard
+// nor a step made; a pause of the host counts for neither.
+TEST_F(AgentTest, APauseIsNeitherSilenceNorStandstill) {
+  for (const bool stands : {false, true}) {
+    SCOPED_TRACE(stands);
+    agent_ = Agent(Options{.worker = "a", .incarnation = 1, .host = "h"});
+    start_rank(1);
+    RankSample s;
+    s.status.set_rank(0);
+    const auto killed = [&](int64_t ms, bool heard, bool moves) {
+      bool any = false;
+      for (const int64_t end = now_ + ms; now_ < end; now_ += 100) {
+        if (heard) direct(pb::Directive::RUN, 1);
+        if (moves) s.status.set_progress(s.status.progress() + 1);
+        any = any || !of<KillRanks>(on(Tick{{s}})).empty();
+      }
+      return any;
+    };
+    // One of the two clocks is 40 s old, and the other one decides.
+    EXPECT_FALSE(killed(40'000, /*heard=*/stands, /*moves=*/!stands));
+    now_ += 500'000;
+    EXPECT_FALSE(killed(55'000, false, false));
+    EXPECT_TRUE(killed(10'000, false, false));
+  }
+}
+
+TEST_F(AgentTest, APauseWhileItLeavesIsNoSilence) {
+  start_rank(1);
+  on(Tick{});
+  on(Terminate{});
+  now_ += 500'000;
+  EXPECT_TRUE(of<SetRequest>(on(Tick{})).empty());
+  EXPECT_FALSE(exit_within(1000));
+}
+
+TEST_F(AgentTest, WhatIsForAnotherWorkerHasNoEffect) {
+  start_rank(1);
+  for (const bool other_life : {false, true}) {
+    pb::Directive d = directive(++seq_, 1, pb::Directive::SHUTDOWN, 1);
+    if (other_life)
+      d.set_incarnation(2);
+    else
+      d.set_worker("b");
+    const auto actions = on(DirectiveReceived{d});
+    EXPECT_TRUE(of<KillRanks>(actions).empty());
+    EXPECT_TRUE(of<SetRequest>(actions).empty());
+  }
+  now_ += 1000;
+  const auto reports = of<SendReport>(on(Tick{}));
+  ASSERT_EQ(reports.size(), 1u);
+  EXPECT_EQ(reports[0].report.dropped(), 2u);
+  EXPECT_EQ(reports[0].report.state(), pb::Report::RUNNING);
+}
+
+// A job that trains for long without a coordinator.
+TEST_F(AgentTest, StepsThatNobodyHearsAreBounded) {
+  constexpr int64_t kKept = 100'000, kSteps = kKept + 10;
+  start_rank(1);
+  RankSample s;
+  s.status.set_rank(0);
+  for (int64_t step = 1; step <= kSteps; ++step) {
+    s.steps.emplace_back();
+    s.steps.back().set_step(step);
+    s.steps.back().set_generation(1);
+  }
+  now_ += 1000;
+  const auto reports = of<SendReport>(on(Tick{{s}}));
+  ASSERT_EQ(reports.size(), 1u);
+  ASSERT_EQ(reports[0].report.metrics_size(), limits::kMaxMetrics);
+  EXPECT_EQ(reports[0].report.metrics(0).step(), kSteps - kKept + 1);
 }
 
 // Each coordinator counts requests from 0; the ranks' numbers only grow.

@@ -1,5 +1,6 @@
 // Who may change what: messages of workers that have no part in it have no
 // effect.
+#include <fmt/format.h>
 #include <gtest/gtest.h>
 
 #include "coordinator/core/coordinator.h"
@@ -101,6 +102,38 @@ TEST_F(Admission, AnUnusedNumberEndsNoGeneration) {
   }
   EXPECT_EQ(core_.durable().SerializeAsString(), before);
   EXPECT_FALSE(core_.is_member("stranger"));
+}
+
+TEST_F(Admission, WorkersAreBoundedInNumber) {
+  for (size_t i = 1; i < limits::kMaxWorkers; ++i) {
+    pb::Report r = report(fmt::format("w{}", i), 1);
+    r.set_host("h");
+    core_.take(ReportReceived{r}, now_);
+  }
+  const auto refused = all_of<Refuse>(give(report("b", 1)));
+  ASSERT_EQ(refused.size(), 1U);
+  EXPECT_NE(refused[0].refusal.reason().find("no more are allowed"),
+            std::string::npos);
+  EXPECT_FALSE(core_.is_member("b"));
+  EXPECT_TRUE(all_of<Refuse>(give(running_report("a", 4, 0, 1))).empty());
+}
+
+// elastic.closed_after_ms
+TEST(ClosedConnection, IsALossAfterTheJobsTime) {
+  for (const int64_t closed_ms : {0, 900'000}) {
+    Options o;
+    o.job.mutable_elastic()->set_dead_after_ms(1'000'000);
+    o.job.mutable_elastic()->set_closed_after_ms(closed_ms);
+    Coordinator core(o);
+    core.start(0);
+    core.on(ReportReceived{report("a", 1)}, 0);
+    core.on(PeerLost{"a", ""}, 1);
+    bool lost = false;
+    for (int64_t now = 100; now <= 800'000 && !lost; now += 100)
+      for (const std::string& e : events_of(core.on(Tick{}, now)))
+        lost = lost || e == "worker_lost";
+    EXPECT_EQ(lost, closed_ms == 0);
+  }
 }
 
 TEST_F(Admission, AWorkerWithoutACommonProtocolIsRefusedPermanently) {

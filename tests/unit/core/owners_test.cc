@@ -138,6 +138,23 @@ TEST_F(OwnersTest, AKeyWithTooManyNamesLosesTheOldest) {
   EXPECT_EQ(core_->durable().owners_size(), 16'385);
 }
 
+TEST_F(OwnersTest, NamesOfAllKeysAreBounded) {
+  constexpr int kMost = 1 << 16;
+  pb::Durable& d = options_.restored.emplace();
+  for (int i = 0; i < kMost; ++i) {
+    pb::Durable::NameOwner* o = d.add_owners();
+    o->set_worker("w" + std::to_string(i));
+    o->set_key("key-" + std::to_string(i / 1000));
+  }
+  core_.emplace(options_);
+  actions_ = core_->start(now_);
+  hear("new", "another");
+  EXPECT_EQ(core_->owners().owner_of("new"), "another");
+  EXPECT_EQ(core_->owners().owner_of("w0"), "");
+  EXPECT_EQ(core_->owners().owner_of("w1"), "key-0");
+  EXPECT_EQ(core_->durable().owners_size(), kMost);
+}
+
 TEST_F(OwnersTest, WithoutKeysNobodyOwnsAName) {
   hear("w", "");
   EXPECT_EQ(core_->durable().owners_size(), 0);

@@ -14,6 +14,7 @@
 #include "coordinator/core/state_retention.h"
 #include "parallel/geometry/param_table.h"
 #include "parallel/geometry/schedule.h"
+#include "proto/limits/plausible.h"
 #include "tests/testing/pieces.h"
 #include "tests/unit/core/builders.h"
 
@@ -124,6 +125,14 @@ TEST_F(MemoryRecovery, AWorkerWithFinishedStepsIsWaitedForAndThenNot) {
   const Recovery::Decision late = decide({"b"}, over_ms);
   ASSERT_EQ(late.kind, Kind::kRestore);
   EXPECT_EQ(late.source.path(), "step-5");
+}
+
+TEST(NewestGeneration, IsNoNumberThatNobodyCanHaveUsed) {
+  CheckpointsScanned scan;
+  scan.claimed = limits::kMaxNumber;
+  EXPECT_EQ(newest_generation(scan, 7), limits::kMaxNumber);
+  scan.claimed = limits::kMaxNumber + 1;
+  EXPECT_EQ(newest_generation(scan, 7), 7);
 }
 
 TEST_F(MemoryRecovery, OtherLossesDoNotProlongTheWait) {

@@ -92,6 +92,23 @@ TEST(CheckpointWatch, ACauseIsAnnouncedOnceForAllRanksAndSteps) {
   EXPECT_EQ(hear(50, 60, "no space"), 2U) << "saved, then failed again";
 }
 
+TEST(CheckpointWatch, CausesWithoutEndAreNotAllAnnounced) {
+  CheckpointWatch watch;
+  Roster roster;
+  const pb::Durable d = running({"a"});
+  size_t announced = 0;
+  for (uint64_t i = 1; i <= 100; ++i) {
+    pb::Report r = running_report("a", i, 0, 9);
+    r.mutable_ranks(0)->set_checkpoint_step(-1);
+    r.mutable_ranks(0)->set_checkpoint_error(
+        "no " + std::string(1, static_cast<char>('a' + i % 26)) +
+        std::string(1, static_cast<char>('a' + i / 26)));
+    roster.on_report(r, d, kSilentMs, 0);
+    announced += watch.observe(roster, 1, 50).size();
+  }
+  EXPECT_EQ(announced, 64U);
+}
+
 TEST(CheckpointWatch, AStopIsDeclinedWhenTheCountGrows) {
   CheckpointWatch watch;
   Roster roster;

@@ -4,6 +4,8 @@
 #include <gtest/gtest.h>
 
 #include <algorithm>
+#include <cmath>
+#include <limits>
 #include <string>
 
 #include "tests/unit/core/builders.h"
@@ -411,6 +413,30 @@ TEST(Roster, AStepIsCommittedWhenEveryRankCommittedIt) {
   old.set_generation(0);
   roster.on_report(old, d, kSilentMs, 1);
   EXPECT_EQ(roster.committed_step(d), -1) << "of another generation";
+}
+
+TEST(Roster, TheSlowestLinkCountsIfItWasMeasured) {
+  Roster roster;
+  const pb::Durable d = running({"a", "b", "c"});
+  const double inf = std::numeric_limits<double>::infinity();
+  uint64_t seq = 0;
+  const auto slowest = [&](double a, double b, double c) {
+    ++seq;
+    int rank = 0;
+    for (const double link : {a, b, c}) {
+      pb::Report r = running_report(std::string(1, "abc"[rank]), seq, rank, 1);
+      r.mutable_ranks(0)->set_link_bytes_per_s(link);
+      roster.on_report(r, d, kSilentMs, 0);
+      ++rank;
+    }
+    return roster.link_bytes_per_s(1);
+  };
+  EXPECT_EQ(slowest(0, 0, 0), 0);
+  EXPECT_EQ(slowest(3e6, 2e6, 5e6), 2e6);
+  EXPECT_EQ(slowest(3e6, 0, 5e6), 3e6);
+  EXPECT_EQ(slowest(std::nan(""), -inf, 5e6), 5e6);
+  EXPECT_EQ(slowest(inf, 999, 5e6), 5e6);
+  EXPECT_EQ(roster.link_bytes_per_s(2), 0) << "of another generation";
 }
 
 TEST(Roster, AllArePreparedWhenNoOlderRankIsAlive) {

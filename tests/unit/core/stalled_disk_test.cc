@@ -34,7 +34,15 @@ class StalledDisk : public testing::Test {
     ASSERT_EQ(core_->durable().phase(), pb::Durable::RUNNING);
     ASSERT_EQ(events_, std::vector<std::string>{});
   }
+  pb::Report running(int64_t step) {
+    pb::Report r = of_state(pb::Report::RUNNING);
+    r.mutable_ranks(0)->set_committed_step(step);
+    return r;
+  }
   void report(pb::Report::State state) {
+    take(core_->on(ReportReceived{of_state(state)}, now_));
+  }
+  pb::Report of_state(pb::Report::State state) {
     pb::Report r;
     r.set_worker("a");
     r.set_incarnation(1);
@@ -50,7 +58,7 @@ class StalledDisk : public testing::Test {
       s->set_progress(1);
       s->set_committed_step(1);
     }
-    take(core_->on(ReportReceived{r}, now_));
+    return r;
   }
   // In which the storage answers or not, and the worker reports or not.
   void pass(int64_t ms, bool stalled, bool reports) {
@@ -92,6 +100,31 @@ TEST_F(StalledDisk, DeclaresNoRankHung) {
   EXPECT_FALSE(aborting_);
   pass(1000, /*stalled=*/false, /*reports=*/true);
   EXPECT_TRUE(aborting_);
+}
+
+// Much waits to be written: the workers keep further metrics.
+TEST_F(StalledDisk, AFullBacklogTakesNoMoreMetrics) {
+  const auto recorded = [&](int64_t step, bool full) {
+    Tick tick;
+    tick.backlog_full = full;
+    now_ += 50;
+    std::vector<Action> actions = core_->on(tick, now_);
+    pb::Report r = running(step);
+    pb::StepMetrics* m = r.add_metrics();
+    m->set_generation(r.generation());
+    m->set_step(step);
+    for (Action& a : core_->on(ReportReceived{r}, now_))
+      actions.push_back(std::move(a));
+    std::vector<int64_t> steps;
+    for (const Action& a : actions)
+      if (const auto* x = std::get_if<AppendMetrics>(&a))
+        steps.push_back(x->metrics.step());
+    return steps;
+  };
+  using Steps = std::vector<int64_t>;
+  EXPECT_EQ(recorded(2, true), Steps());
+  EXPECT_EQ(recorded(3, true), Steps());
+  EXPECT_EQ(recorded(4, false), (Steps{2, 3, 4}));
 }
 
 // A full disk answers: who is silent is silent. But nobody who was not told is

@@ -86,6 +86,22 @@ TEST(StepLedger, StepsFarAheadAreFinishedBehindAGap) {
   EXPECT_EQ(ledger.last_finished(), far);
 }
 
+// Whoever reports steps or generations without end fills no memory, and costs
+// nobody else's steps.
+TEST(StepLedger, StepsThatAreNotFinishedAreBounded) {
+  StepLedger ledger;
+  constexpr int64_t kAhead = 1 << 17, kGenerations = 64;
+  for (int64_t n = 1; n <= kAhead + 2; ++n) ledger.report(step(1, n));
+  EXPECT_EQ(ledger.last_known(1), kAhead);
+  StepLedger many;
+  for (int64_t g = 1; g <= kGenerations; ++g) many.report(step(g, 1));
+  EXPECT_EQ(many.last_known(1), 1);
+  many.report(step(kGenerations + 1, 1));
+  EXPECT_EQ(many.last_known(1), 0);
+  EXPECT_EQ(many.last_known(2), 1);
+  EXPECT_EQ(many.last_known(kGenerations + 1), 1);
+}
+
 TEST(StepLedger, StepsOfAnotherGenerationAreNotFinishedByThisOne) {
   StepLedger ledger;
   ledger.report(step(1, 1));

@@ -80,5 +80,15 @@ TEST_F(Prune, KeepsTheNewestOfTheBranchThatTheRunContinued) {
   EXPECT_TRUE(fs::exists(folder(60)));
 }
 
+TEST_F(Prune, LeavesWhatSomebodyKeeps) {
+  for (const int64_t step : {20, 40, 60}) checkpoint(step, 1);
+  steps(1, 10, 60);
+  testing::write_whole(path_join(folder(20), manifest::kKeepName), "best");
+  ASSERT_EQ(prune(1), kExitOk);
+  EXPECT_TRUE(fs::exists(folder(20)));
+  EXPECT_FALSE(fs::exists(folder(40)));
+  EXPECT_TRUE(fs::exists(folder(60)));
+}
+
 }  // namespace
 }  // namespace remesh::ctl

@@ -6,6 +6,7 @@
 #include <sys/stat.h>
 #include <unistd.h>
 
+#include <filesystem>
 #include <fstream>
 #include <random>
 
@@ -267,6 +268,23 @@ TEST(StateSegment, AnotherSizeJobOrKindIsRefused) {
             Code::kInvalidArgument);
   EXPECT_EQ(StateSegment::open(dir / "none", kJob, Mode::kRead).status().code(),
             Code::kNotFound);
+}
+
+TEST(StateSegment, AnotherUsersFilesAreNotRead) {
+  if (geteuid() != 0) GTEST_SKIP() << "needs root";
+  constexpr uid_t kOther = 12345;
+  const ShmDir dir;
+  const std::string path = dir / "s";
+  make(path, 4);
+  ASSERT_EQ(chown(path.c_str(), kOther, kOther), 0);
+  EXPECT_EQ(StateSegment::open(path, kJob, Mode::kRead).status().code(),
+            Code::kInvalidArgument);
+  const std::string mine = dir / (shared_folder_prefix() + "x");
+  std::filesystem::create_directory(mine);
+  EXPECT_EQ(state_folders(dir.path()),
+            std::vector<std::string>{mine + "/state"});
+  ASSERT_EQ(chown(mine.c_str(), kOther, kOther), 0);
+  EXPECT_TRUE(state_folders(dir.path()).empty());
 }
 
 TEST(StateSegment, CreateDoesNotReplaceAFile) {

@@ -98,6 +98,8 @@ TEST(Records, TheFirstDifferentLossIsFound) {
   EXPECT_EQ(first_difference(a, b), 2);
   b.pop_back();
   EXPECT_EQ(first_difference(a, b), 2);
+  b = {"{}"};
+  EXPECT_EQ(first_difference(b, b), 1) << "no loss at all";
 }
 
 TEST(JsonLinesTest, ReadsAppendedLinesAndStartsOverWhenTheFileIsTruncated) {

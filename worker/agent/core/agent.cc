@@ -56,7 +56,6 @@ void Agent::handle(const Tick& e) {
       });
   if (fences_open && now_ms_ - fence_sent_ms_ >= kFenceResendMs)
     send_fences(/*all=*/false);
-  if (leaving_) leave_alone();
   // The host was paused: nobody could be heard meanwhile.
   if (const int64_t gap = now_ms_ - ticked_ms_;
       ticked_ms_ >= 0 && gap > std::max(kPausedMs, 3 * report_every_ms_)) {
@@ -65,6 +64,7 @@ void Agent::handle(const Tick& e) {
     progress_ms_ = std::min(now_ms_, progress_ms_ + gap);
   }
   ticked_ms_ = now_ms_;
+  if (leaving_) leave_alone();
   // The job ended while the coordinator was unreachable, or this worker is cut
   // off from it and from the other ranks.
   if (busy_ && now_ms_ - directive_ms_ > kAbandonedMs &&

@@ -1,0 +1,138 @@
+// What retention and the commit of a checkpoint must not touch.
+#include <gtest/gtest.h>
+#include <stdlib.h>
+
+#include <filesystem>
+#include <string>
+#include <vector>
+
+#include "checkpoint/manifest/branch.h"
+#include "checkpoint/manifest/scan.h"
+#include "checkpoint/store/store.h"
+#include "tests/testing/hooked_file_system.h"
+#include "tests/unit/checkpoint/fixture.h"
+
+namespace remesh::store {
+namespace {
+
+using Numbers = std::vector<int64_t>;
+
+class RetentionTest : public testing::Test {
+ protected:
+  void SetUp() override {
+    std::string name = testing::TempDir() + "remesh-retention-XXXXXX";
+    ASSERT_NE(mkdtemp(name.data()), nullptr);
+    root_ = name;
+    folder_ = root_ + "/checkpoints";
+    tmp_ = path_join(folder_, ".tmp-step-00000001.g1");
+  }
+  void TearDown() override { std::filesystem::remove_all(root_); }
+
+  std::string path_of(int64_t step) const {
+    return path_join(folder_, manifest::step_name(step));
+  }
+  Status save_step(FileSystem& fs, int64_t step, int64_t keep_latest_k) {
+    return save(fs, folder_, {step, 1}, table_, state_, 1,
+                {.keep_latest_k = keep_latest_k})
+        .status();
+  }
+  void keep(int64_t step) {
+    ASSERT_TRUE(write_file_atomically(
+                    *fs_, path_join(path_of(step), manifest::kKeepName), "best")
+                    .ok());
+  }
+  Numbers steps() {
+    Numbers out;
+    const auto found = manifest::scan(*fs_, folder_);
+    for (const manifest::Found& f : *found) out.push_back(f.step);
+    return out;
+  }
+
+  std::unique_ptr<FileSystem> fs_ = posix_file_system();
+  const geometry::ParamTable table_ = geometry::ParamTable::make(tiny_model());
+  const State state_ = random_state(table_.num_elements(), 3);
+  const SaveId first_{.step = 1, .generation = 1};
+  std::string root_, folder_, tmp_;
+};
+
+TEST_F(RetentionTest, WhatIsKeptStaysAndIsNotMoved) {
+  int moved = 0;
+  HookedFileSystem fs([&](const std::string& call, const std::string& path) {
+    moved += call == "rename" && path == path_of(1) ? 1 : 0;
+    return ok_status();
+  });
+  ASSERT_TRUE(save_step(fs, 1, 1).ok());
+  keep(1);
+  EXPECT_TRUE(manifest::scan(fs, folder_)->at(0).kept);
+  for (const int64_t step : {2, 3}) ASSERT_TRUE(save_step(fs, step, 1).ok());
+  EXPECT_EQ(steps(), (Numbers{3, 1}));
+  EXPECT_EQ(moved, 0);
+}
+
+// Somebody asks for it while retention is about to remove it.
+TEST_F(RetentionTest, WhatIsKeptAtTheLastMomentStays) {
+  HookedFileSystem fs([&](const std::string& call, const std::string& path) {
+    if (call == "rename" && path == path_of(1)) keep(1);
+    return ok_status();
+  });
+  for (const int64_t step : {1, 2}) ASSERT_TRUE(save_step(fs, step, 1).ok());
+  EXPECT_EQ(steps(), (Numbers{2, 1}));
+  ASSERT_TRUE(save_step(fs, 3, 1).ok());
+  EXPECT_EQ(steps(), (Numbers{3, 1}));
+}
+
+// Its disk does not answer: it may be as good as ever.
+TEST_F(RetentionTest, WhatCannotBeReadNowStays) {
+  ASSERT_TRUE(save_step(*fs_, 1, 3).ok());
+  HookedFileSystem fs([&](const std::string& call, const std::string& path) {
+    return call == "open" && path.starts_with(path_of(1))
+               ? unavailable(path + ": input/output error")
+               : ok_status();
+  });
+  ASSERT_TRUE(save_step(fs, 2, 3).ok());
+  EXPECT_EQ(steps(), (Numbers{2, 1}));
+}
+
+// The folder may hold larger steps, which the job went back from.
+TEST_F(RetentionTest, WhatWasJustSavedStays) {
+  for (const int64_t step : {10, 11, 5})
+    ASSERT_TRUE(save_step(*fs_, step, 1).ok());
+  EXPECT_EQ(steps(), (Numbers{11, 5}));
+}
+
+// A newer generation claims the folder while the last file is written.
+TEST_F(RetentionTest, AFencedGenerationPublishesNothing) {
+  HookedFileSystem fs([&](const std::string& call, const std::string& path) {
+    return call == "sync_dir" && path == tmp_
+               ? manifest::claim(*fs_, folder_, 2)
+               : ok_status();
+  });
+  EXPECT_EQ(save_step(fs, 1, 3).code(), Code::kCancelled);
+  EXPECT_EQ(steps(), Numbers());
+}
+
+TEST_F(RetentionTest, AnEarlierAttemptDoesNotVouchForAShard) {
+  ASSERT_TRUE(write_shards(*fs_, folder_, first_, table_, state_, 1).ok());
+  ASSERT_EQ(missing_shards(*fs_, folder_, first_, 1), std::vector<int>());
+  HookedFileSystem fs([&](const std::string& call, const std::string& path) {
+    return call != "remove" && call != "exists" &&
+                   path.ends_with(manifest::shard_name(0))
+               ? unavailable(path + ": input/output error")
+               : ok_status();
+  });
+  ASSERT_FALSE(write_shards(fs, folder_, first_, table_, state_, 1).ok());
+  EXPECT_EQ(missing_shards(*fs_, folder_, first_, 1), std::vector<int>{0});
+}
+
+TEST_F(RetentionTest, ATruncatedShardIsNotPublished) {
+  ASSERT_TRUE(write_shards(*fs_, folder_, first_, table_, state_, 1).ok());
+  const std::string shard = path_join(tmp_, manifest::shard_name(0));
+  std::filesystem::resize_file(shard, std::filesystem::file_size(shard) - 1);
+  const auto done =
+      commit(*fs_, folder_, manifest_of(table_, first_), 1, table_, {});
+  EXPECT_EQ(done.status().code(), Code::kCorrupt) << done.status().to_string();
+  EXPECT_EQ(steps(), Numbers());
+}
+
+}  // namespace
+}  // namespace remesh::store
