@@ -118,18 +118,19 @@ Status put_checkpoint(FileSystem& files, const std::string& from,
 
 // The history up to the step, so that curves and rates are whole.
 Status put_history(FileSystem& files, const std::string& from,
-                   const std::string& to, int64_t step) {
+                   const std::string& to, const manifest::Found& start) {
   std::string text;
   for (const std::string& line : rundir::read_lines(rundir::metrics_path(from)))
     if (const auto m = rundir::parse_metrics_line(line);
-        m.ok() && m->step() <= step)
+        m.ok() && m->step() <= start.step)
       text += line + "\n";
   RETURN_IF_ERROR(write_file(files, rundir::metrics_path(to), text));
   pb::EventRecord e;
   e.set_time(unix_seconds());
   e.set_event(events::kForked.name);
-  e.set_step(step);
-  e.set_detail(fmt::format("from step {} of {}", step, from));
+  e.set_generation(start.manifest.generation());
+  e.set_step(start.step);
+  e.set_detail(fmt::format("from step {} of {}", start.step, from));
   return write_file(files, rundir::events_path(to),
                     rundir::event_line(e) + "\n");
 }
@@ -142,7 +143,7 @@ Status fill(FileSystem& files, const std::string& from,
   m.set_run_id(rundir::new_run_id(to));
   m.set_job(job.job().name());
   RETURN_IF_ERROR(put_checkpoint(files, start.path, checkpoint, m));
-  RETURN_IF_ERROR(put_history(files, from, to, start.step));
+  RETURN_IF_ERROR(put_history(files, from, to, start));
   return rundir::write_job(files, job, to, m.run_id());
 }
 

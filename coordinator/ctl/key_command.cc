@@ -249,7 +249,9 @@ void declare(const KeyVerb& verb, CLI::App* c, KeyOptions* o) {
   if (verb.run == allow_key)
     c->add_option("PUBLIC", o->public_key, "Public key, or a file with it")
         ->required();
-  c->add_option("RUN", o->run, "Run directory. Default: the newest in ./runs");
+  c->add_option("RUN", o->run,
+                "Run directory. Default: the run that is training, else the "
+                "newest in ./runs, else the one used last");
   if (describes) {
     c->add_option("--workers", o->workers,
                   "Pattern of the worker names that it may use")
@@ -258,9 +260,10 @@ void declare(const KeyVerb& verb, CLI::App* c, KeyOptions* o) {
         ->check(number_in(0, 36500));
   }
   if (makes || verb.run == rotate_key)
-    c->add_option("--out", o->out,
-                  "File. Default: RUN/keys/NAME.key; with it and without RUN, "
-                  "only the file is made");
+    c->add_option(
+        "--out", o->out,
+        std::string("File. Default: RUN/keys/NAME.key") +
+            (makes ? "; with it and without RUN, only the file is made" : ""));
 }
 
 }  // namespace

@@ -148,7 +148,8 @@ void add_measure_command(CLI::App* plan, int* code) {
   add_json_option(c, &o->json);
   c->footer(R"(
 Takes some seconds, in which the machine should do nothing else. Degrees of -1
-are then chosen by what was measured on the coordinator's machine.
+are then chosen by what was measured on the hosts of the workers or, for those
+that were not measured, on the coordinator's.
 
 Examples:
   remesh plan measure

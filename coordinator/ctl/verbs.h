@@ -58,8 +58,9 @@ inline CLI::Validator number_in(double least, double most) {
 // Options that several verbs have.
 inline void add_run_option(CLI::App* verb, std::string* run) {
   verb->add_option("RUN", *run,
-                   "Run directory or address. Default: the one that is "
-                   "training; if none is, the newest in ./runs");
+                   "Run directory or address. Default: the run that is "
+                   "training, else the newest in ./runs, else the one used "
+                   "last");
 }
 // Options of verbs that talk to the coordinator (client.cc).
 void add_client_options(CLI::App* verb, std::string* run);

@@ -10,6 +10,7 @@
 
 #include "coordinator/rundir/job_files.h"
 #include "coordinator/rundir/local_cluster.h"
+#include "coordinator/rundir/run_dir.h"
 #include "coordinator/server/daemon.h"
 #include "parallel/planner/placement.h"
 #include "proto/base/clock.h"
@@ -28,10 +29,12 @@ constexpr const char* kFooter = R"(
 Examples:
   remesh-coordinator job.toml
       start a run below the job's dump_folder, for workers on this machine
+  remesh key new coordinator head /shared/run
   remesh-coordinator job.toml --bind tcp://0.0.0.0:5710 --run-dir /shared/run
-      for workers on other machines: remesh-worker --connect tcp://HOST:5710
+      for workers on other machines: remesh-worker --connect /shared/run, or
+      --connect tcp://HOST:5710 --key FILE
   remesh-coordinator job.toml --run-dir /shared/run --resume
-      continue a run that has ended or stopped from its newest checkpoint
+      continue a run that has ended or stopped from its newest state
 
   remesh-coordinator --run-dir /shared/run --resume --set train.steps=2000
       the same without the job file; a run keeps the settings it was given
@@ -69,7 +72,7 @@ void declare(CLI::App& app, Arguments* a) {
                  "Run directory; must be visible to all workers. Default: a "
                  "new one below job.dump_folder; with --resume, the newest");
   app.add_flag("--resume", a->resume,
-               "Continue a run that ended from its newest checkpoint");
+               "Continue a run that ended from its newest state");
   app.add_flag(
       "--accept-edits", a->accept_edits,
       "Take what somebody has edited in job.toml of the run directory");
@@ -155,9 +158,12 @@ int run(const Arguments& a) {
                     .log_to_stderr = a.verbose});
   if (!daemon.ok()) return fail(daemon.status());
   fmt::print(
-      "run directory: {}\nworkers connect with: remesh-worker --connect "
-      "{}{}\n",
-      opened->run, (*daemon)->address(), a.no_auth ? " --no-auth" : "");
+      "run directory: {}\nworkers connect with: remesh-worker --connect {}\n",
+      opened->run,
+      a.no_auth
+          ? (*daemon)->address() + " --no-auth"
+          : fmt::format("{}, or --connect {} --key FILE",
+                        rundir::typed_path(opened->run), (*daemon)->address()));
   std::fflush(stdout);
   const int code = (*daemon)->run();
   const std::string message = (*daemon)->message();

@@ -87,7 +87,7 @@ constexpr Hint kKeys[] = {
     {"schedule", "lr_min", "use schedule.min_lr_factor, a fraction of lr"},
     {"schedule", "min_lr", "use schedule.min_lr_factor, a fraction of lr"},
     {"optimizer", "min_lr", "use schedule.min_lr_factor, a fraction of lr"},
-    {"model", "name", "use model.flavor; the architecture is Llama"},
+    {"model", "name", "use model.flavor and model.arch"},
     {"model", "tokenizer_path", "`remesh data prepare` chooses it"},
     {"model", "hf_assets_path", "`remesh data prepare` chooses it"},
     {"model", "hidden_size", "use model.dim"},

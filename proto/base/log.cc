@@ -130,7 +130,7 @@ class Logger::Output final : public spdlog::sinks::sink {
     };
     handlers.after_open = refuse_link;
     auto file = std::make_shared<spdlog::sinks::rotating_file_sink_st>(
-        options_.path, options_.max_bytes, options_.max_files,
+        options_.path, options_.max_bytes, options_.max_files - 1,
         /*rotate_on_open=*/false, handlers);
     file->set_pattern(kPattern);
     file_ = std::move(file);

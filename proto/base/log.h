@@ -36,7 +36,7 @@ struct LogOptions {
   std::string name;             // program, e.g. "worker a"
   std::string path;             // of the file, rotated; empty: no file
   size_t max_bytes = 16 << 20;  // per file, before it is rotated
-  size_t max_files = 4;
+  size_t max_files = 4;         // with that one; at least 1
   bool to_stderr = false;
   LogLevel level = LogLevel::kInfo;
 };

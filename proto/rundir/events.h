@@ -164,8 +164,8 @@ inline constexpr EventKind kCheckpointFailed{
     "A rank could not save; each cause once until a save succeeds."};
 inline constexpr EventKind kCheckpointDamaged{
     "checkpoint_damaged", Tone::kBad, "cause",
-    "A checkpoint cannot be used, and why; the next save that is committed "
-    "removes it."};
+    "A checkpoint cannot be used, and why; a later save, of a higher step, "
+    "removes it unless it is kept."};
 
 // ------------------------------------------------------------------ commands
 
@@ -194,9 +194,10 @@ inline constexpr EventKind kStopDeclined{
 inline constexpr EventKind kJobDone{"job_done", Tone::kGood, "",
                                     "All steps are done."};
 inline constexpr EventKind kJobStopped{
-    "job_stopped", Tone::kNotice, "detail",
-    "The job stopped as requested; `detail` names workers that were not "
-    "reached, and a state that is only in memory."};
+    "job_stopped", Tone::kNotice, "cause, detail",
+    "The job stopped as requested, or for `cause`: it was given fewer steps "
+    "than it has made; `detail` names workers that were not reached, and a "
+    "state that is only in memory."};
 inline constexpr EventKind kJobFailed{
     "job_failed", Tone::kBad, "cause, detail",
     "The job cannot continue; `detail` names workers that were not reached, "

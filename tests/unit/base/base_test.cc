@@ -5,6 +5,7 @@
 #include <cmath>
 #include <filesystem>
 #include <fstream>
+#include <iterator>
 #include <string>
 #include <vector>
 
@@ -110,6 +111,23 @@ TEST_F(LogFile, IsOpenedOnceThatIsPossible) {
   log->info("now");
   ASSERT_TRUE(log->flush());
   EXPECT_NE(text().find("now"), std::string::npos);
+}
+
+TEST_F(LogFile, IsRotatedWithinItsNumberOfFiles) {
+  for (const size_t files : {1, 2}) {
+    const std::string folder = fmt::format("{}/{}", dir_.path(), files);
+    auto log = Logger::open({.name = "x",
+                             .path = folder + "/x.log",
+                             .max_bytes = 200,
+                             .max_files = files});
+    for (int i = 0; i < 100; ++i) log->info("line", {{"i", i}});
+    ASSERT_TRUE(log->flush());
+    EXPECT_EQ(std::distance(std::filesystem::directory_iterator(folder),
+                            std::filesystem::directory_iterator()),
+              static_cast<ptrdiff_t>(files));
+    EXPECT_NE(testing::read_whole(folder + "/x.log").find("i=99"),
+              std::string::npos);
+  }
 }
 
 // Another member of the group that owns the folder may put a link there, also

@@ -24,9 +24,10 @@ namespace {
 
 constexpr const char* kExamples = R"(
 Examples:
-  remesh-worker --connect tcp://10.0.0.1:5710 --slots 4
   remesh-worker --connect /shared/runs/llama --slots 1 --name node7
-  remesh-worker --connect tcp://head:5710 --slots 8 --interface 10.0.0.0/24
+  remesh-worker --connect tcp://10.0.0.1:5710 --slots 4 --key worker.key
+      where the run directory cannot be seen; remesh key new makes the key
+  remesh-worker --connect /shared/runs/llama --interface 10.0.0.0/24
 
 SIGTERM or Ctrl-C: the worker leaves after the current step; no work is
 lost. A second one: it leaves immediately.
