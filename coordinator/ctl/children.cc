@@ -9,12 +9,15 @@
 #include <unistd.h>
 
 #include <cerrno>
+#include <chrono>
 #include <cstring>
 #include <fstream>
+#include <thread>
 #include <utility>
 
 #include "coordinator/rundir/line_file.h"
 #include "proto/base/check.h"
+#include "proto/base/clock.h"
 
 namespace remesh::ctl {
 namespace {
@@ -143,18 +146,28 @@ void Children::signal(int child, int signal) {
   }
 }
 
-void Children::kill_all() {
+std::vector<int> Children::kill_all() {
+  constexpr int64_t kPatienceMs = 5000;
+  const int64_t until_ms = monotonic_ms() + kPatienceMs;
+  std::vector<int> left;
   // Orphans become our children when their parent is reaped, so the list is
   // read again until it is empty.
   for (;;) {
     for (const auto& [pid, number] : children_) kill(pid, SIGKILL);
     for (const int pid : children_of_self()) kill(pid, SIGKILL);
     int status = 0;
-    const pid_t pid = waitpid(-1, &status, 0);
+    const pid_t pid = waitpid(-1, &status, WNOHANG);
     if (pid > 0) children_.erase(pid);
     if (pid < 0 && errno != EINTR) break;
+    if (pid != 0) continue;
+    if (monotonic_ms() > until_ms) {
+      left = children_of_self();
+      break;
+    }
+    std::this_thread::sleep_for(std::chrono::milliseconds(5));
   }
   children_.clear();
+  return left;
 }
 
 }  // namespace remesh::ctl

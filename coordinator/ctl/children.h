@@ -64,8 +64,9 @@ class Children {
   // The children that ended since the last call.
   std::vector<Ended> reap();
   void signal(int child, int signal);
-  // SIGKILL to all children and orphans; returns when all are reaped.
-  void kill_all();
+  // SIGKILL to all children and orphans; returns when all are reaped, or after
+  // 5 s those that a dead mount or a driver keeps.
+  std::vector<int> kill_all();
 
  private:
   std::map<int, int> children_;  // by pid

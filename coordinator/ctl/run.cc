@@ -85,7 +85,9 @@ class RunJob {
     on_listening_ = std::move(on_listening);
     loop_.on_tick([this] { tick(); });
     const int code = loop_.run();
-    children_.kill_all();
+    if (const auto left = children_.kill_all(); !left.empty())
+      screen_.line(fmt::format("cannot be killed, and stays: process {}",
+                               fmt::join(left, ", ")));
     follower_->poll(monotonic_ms(), unix_seconds());
     screen_.bottom("");
     if (supervisor_.failed_to_start()) {
@@ -472,11 +474,13 @@ Examples:
   remesh run job.toml --local 4 --resume
   remesh run job.toml --bind tcp://0.0.0.0:5710
       starts only the coordinator; start a worker on each machine with
-      remesh-worker --connect tcp://HOST:5710 --slots N
+      remesh-worker --connect RUN --slots N
+      or, where it cannot see RUN, with --connect tcp://HOST:5710 --key FILE
 
 Workers can join and leave during the run: remesh-worker --connect RUN.
-Ctrl-C saves and stops; a second Ctrl-C kills immediately. Closing the terminal
-counts as Ctrl-C, unless the run was started with --detach.)");
+Ctrl-C saves and stops; a second Ctrl-C kills immediately. If the run had a
+coordinator before, Ctrl-C only ends this command. Closing the terminal counts
+as Ctrl-C, unless the run was started with --detach.)");
   c->callback([o, code] { *code = exit_code(run_job(*o)); });
   add_resume_verb(app, code);
 }

@@ -106,10 +106,8 @@ void Supervisor::handle(const Interrupt&) {
 void Supervisor::hurry() {
   enter(Stage::kHurrying);
   act(SignalChild{kCoordinator, SIGKILL});
-  // A worker that is asked twice kills its ranks. Two different signals,
-  // because the kernel merges equal ones that are pending.
+  // A worker that is asked twice kills its ranks; wind_up() asks again.
   signal_workers(SIGTERM);
-  signal_workers(SIGINT);
 }
 
 void Supervisor::handle(const ChildExited& e) {
@@ -149,7 +147,19 @@ void Supervisor::coordinator_exited(const ChildExited& e) {
   const Ended& how = e.how;
   const bool never_listened =
       stage_ == Stage::kStarting && how.signal == 0 && how.exit_code != kExitOk;
+  const std::string last =
+      how_it_ended(how) + (e.last_line.empty() ? "" : ": " + e.last_line);
   if (never_listened || (how.signal == 0 && how.exit_code == kExitUsage)) {
+    // Somebody else was faster, or the disk is full.
+    if (took_over_ && how.exit_code == kExitTryAgain) {
+      following_ = true;
+      return enter(Stage::kRunning);
+    }
+    if (!running_.empty()) {
+      give_up("the coordinator cannot be started again: it " + last);
+      if (how.exit_code == kExitUsage) code_ = kExitUsage;
+      return;
+    }
     failed_to_start_ = exited_ = true;
     return act(Exit{how.exit_code});
   }
@@ -168,8 +178,6 @@ void Supervisor::coordinator_exited(const ChildExited& e) {
   // A full disk may last; the ranks train on.
   const bool temporary = how.signal == 0 && how.exit_code == kExitTryAgain;
   const size_t most = trained_ ? kMaxRestarts : kMaxRestartsUntrained;
-  const std::string last =
-      how_it_ended(how) + (e.last_line.empty() ? "" : ": " + e.last_line);
   if (starts_.size() > most && !temporary)
     return give_up(
         fmt::format("the coordinator died {} times within a minute{}, the last "
@@ -213,6 +221,7 @@ void Supervisor::take_over(const Tick& e) {
   if (now_ms_ - gone_since_ms_ < kTakeOverMs) return;
   say("the followed coordinator is gone; starting a new one");
   following_ = false;
+  took_over_ = true;
   enter(Stage::kStarting);
   start_coordinator();
 }
@@ -255,11 +264,16 @@ void Supervisor::wind_up() {
     return act(Exit{final_code()});
   }
   if (stage_ == Stage::kLeaving) {
-    if (since <= kLeaveMs) return;
+    // Whoever was told to leave may have a long step to finish, and to save.
+    if (since <= (told_to_leave() ? options_.stop_timeout_ms : kLeaveMs))
+      return;
     signal_workers(SIGTERM);
     enter(Stage::kTerminating);
   } else if (since > (stage_ == Stage::kHurrying ? kHurryMs : kTerminateMs)) {
     kill_all();
+  } else if (stage_ == Stage::kHurrying && since > kAskAgainMs &&
+             !std::exchange(asked_again_, true)) {
+    signal_workers(SIGTERM);
   }
 }
 
@@ -309,7 +323,11 @@ void Supervisor::leave() {
   enter(Stage::kLeaving);
   // At the end of a job the coordinator dismisses the workers. Those of a job
   // that continues without us, or that lost its coordinator, are told here.
-  if (following_ || !reason_.empty()) signal_workers(SIGTERM);
+  if (told_to_leave()) signal_workers(SIGTERM);
+}
+
+bool Supervisor::told_to_leave() const {
+  return following_ || !reason_.empty();
 }
 
 void Supervisor::give_up(const std::string& reason) {

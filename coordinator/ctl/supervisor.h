@@ -112,11 +112,13 @@ class Supervisor {
   static constexpr int64_t kInterruptGapMs = 1000;
   // For the coordinator to hear that the last worker has gone.
   static constexpr int64_t kNoWorkerMs = 1000;
-  // Time for the workers to leave by themselves after the end of the job,
-  // after SIGTERM, and after the second interrupt.
+  // Time for the workers to leave by themselves after the end of the job, after
+  // SIGTERM at that end, and after the second interrupt.
   static constexpr int64_t kLeaveMs = 6000;
   static constexpr int64_t kTerminateMs = 3000;
-  static constexpr int64_t kHurryMs = 2000;
+  static constexpr int64_t kHurryMs = 3000;
+  // A worker takes signals within a second for one.
+  static constexpr int64_t kAskAgainMs = 1500;
   static constexpr int64_t kFirstRestartDelayMs = 100;
   static constexpr int64_t kMaxRestartDelayMs = 5000;
   static constexpr size_t kMaxRestarts = 10;
@@ -172,6 +174,7 @@ class Supervisor {
   void end_without_workers(const Tick& e);
   void await_stop();
   void hurry();
+  bool told_to_leave() const;  // the workers were, when kLeaving began
   int final_code() const;
   void give_hint(const Tick& e);
   void start_due();
@@ -196,6 +199,8 @@ class Supervisor {
   Stage stage_ = Stage::kStarting;
   int64_t stage_since_ms_ = 0;
   bool following_ = false;
+  bool took_over_ = false;             // from the coordinator that was followed
+  bool asked_again_ = false;           // the workers, in kHurrying
   std::set<int> running_;              // children
   std::deque<int64_t> starts_;         // of the coordinator, in the window
   bool goes_on_ = false;               // as the last tick said

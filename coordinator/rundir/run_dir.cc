@@ -217,7 +217,8 @@ void RunLock::remove_unstarted(FileSystem& fs) const {
           job_path(run_), endpoint_path(run_), secret_path(run_),
           coordinator_log_path(run_)})
       (void)fs.remove(path).ok();
-  for (const std::string& path : {path_, logs_path(run_), run_})
+  for (const std::string& path :
+       {path_, logs_path(run_), traces_path(run_), run_})
     (void)fs.remove(path).ok();
 }
 
@@ -233,6 +234,8 @@ Status check_unused(FileSystem& fs, const std::string& run) {
         path == keys_path(run) || path == secret_path(run) ||
         name == "checkpoints")
       continue;
+    const auto inside = fs.list(path);
+    if (inside.ok() && inside->empty()) continue;
     return invalid_argument(fmt::format(
         "{}: has other files ({}) and is no run; give a new or empty folder as "
         "--run-dir",

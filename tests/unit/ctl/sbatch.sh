@@ -10,7 +10,15 @@ script() { # NAME: from standard input
   { echo '#!/bin/bash' && cat; } >"$dir/bin/$1"
   chmod +x "$dir/bin/$1"
 }
-script scontrol <<<'echo node1; echo node2'
+script scontrol <<END
+echo "\$*" >>$dir/scontrol
+echo node1
+echo node2
+END
+script remesh <<END
+[ "\$1" != stop ] || exec touch $dir/stopped
+exec "$(realpath "$1")/remesh" "\$@"
+END
 script sleep <<<'exit 0'
 script srun <<'END'
 while [ "${1#--}" != "$1" ]; do shift; done
@@ -18,14 +26,22 @@ exec "$@"
 END
 script remesh-worker <<END
 echo "\$*" >>$dir/worker
-[ ! -e $dir/unanswered ] || exec /usr/bin/sleep 590
+[ ! -e $dir/unanswered ] || exec /usr/bin/sleep 3600
 END
-# Exits with the codes in the file, one each time.
+# Exits with the codes in the file, one each time: `listened CODE` after it has
+# listened, `warned CODE` after Slurm's warning and the stop that follows.
 script remesh-coordinator <<END
 echo "\$*" >>$dir/coordinator
-code=\$(head -n 1 $dir/codes)
+read -r code then <$dir/codes
 sed -i 1d $dir/codes
-exit "\$code"
+case \$code in
+  listened) touch -d '1 minute' $dir/runs/slurm-7/coordinator.addr ;;
+  warned)
+    kill -USR1 "\$(cut -d ' ' -f 4 "/proc/\$PPID/stat")"
+    while [ -e $dir/codes -a ! -e $dir/stopped ]; do /usr/bin/sleep 0.1; done
+    ;;
+esac
+exit "\${then:-\$code}"
 END
 seq 2000 >"$dir/text"
 "$1/remesh" data prepare --input "$dir/text" --tokenizer bytes \
@@ -35,7 +51,7 @@ printf '[job]\nname = "mine"\n[data]\npath = "%s"\n' "$dir/data" >"$dir/job.toml
 # run CODE...: the coordinator exits with these; sets `got`.
 run() {
   printf '%s\n' "$@" >"$dir/codes"
-  rm -f "$dir/worker" "$dir/coordinator"
+  rm -rf "$dir/worker" "$dir/coordinator" "$dir/scontrol" "$dir/stopped"
   (cd "$dir" && PATH=$dir/bin:$bin:$PATH SLURM_JOB_ID=7 \
     SLURM_JOB_NODELIST="node[1-2]" timeout 600 bash "$sbatch" job.toml 4) \
     >"$dir/out" 2>&1
@@ -57,11 +73,28 @@ check "exit code $got, not 3" [ "$got" -eq 3 ]
 check "a coordinator that may be tried again is" \
   [ "$(wc -l <"$dir/coordinator")" -eq 3 ]
 check "workers name their job" grep -q -e '--job mine$' "$dir/worker"
+check "workers know the coordinator's key" \
+  grep -q -e '--server-key .*/keys/coordinator.pub ' "$dir/worker"
+check "a job that failed is not requeued" [ "$(grep -c requeue "$dir/scontrol")" -eq 0 ]
 for code in 0 2 4 5; do
   run "$code" 0
   check "exit code $got, not $code" [ "$got" -eq "$code" ]
   check "code $code ends the job" [ "$(wc -l <"$dir/coordinator")" -eq 1 ]
 done
+run "warned 5"
+check "exit code $got, not 0, after a warning" [ "$got" -eq 0 ]
+check "a warning requeues" [ "$(grep -cx 'requeue 7' "$dir/scontrol")" -eq 1 ]
+
+# A job that was requeued: its run exists, and the file has changed since.
+mkdir -p "$dir/runs/slurm-7/logs"
+sed 's/mine/first/' "$dir/job.toml" >"$dir/runs/slurm-7/job.toml"
+run 75 137 "listened 137" 0
+check "workers name the run's job" grep -q -e '--job first$' "$dir/worker"
+check "the changed file is not read" \
+  [ "$(grep -c -e 'job.toml' "$dir/coordinator")" -eq 0 ]
+check "it resumes until it has listened" \
+  [ "$(cut -d ' ' -f 7 "$dir/coordinator" | tr '\n' ,)" = \
+  "--resume,--resume,--resume,," ]
 touch "$dir/unanswered"
 run 2
 check "workers that no coordinator answers are ended: $got" [ "$got" -eq 2 ]
