@@ -9,6 +9,7 @@
 
 #include <CLI/CLI.hpp>
 #include <algorithm>
+#include <cmath>
 #include <cstdio>
 #include <cstdlib>
 #include <map>
@@ -64,9 +65,10 @@ const std::vector<Row>& fault_rows() {
 
 constexpr const char* kCoordinatorRow = "coordinator";
 
+// NaN: nothing was measured, which meets no target.
 struct Summary {
-  double median = -1;
-  double worst = -1;
+  double median = std::nan("");
+  double worst = std::nan("");
 };
 
 Summary summarize(std::vector<double> v) {

@@ -4,6 +4,7 @@
 #include <signal.h>
 
 #include <algorithm>
+#include <cmath>
 #include <cstdio>
 #include <regex>
 
@@ -38,11 +39,11 @@ std::vector<double> gaps(const std::vector<Json>& metrics, double from,
 }
 
 double largest(const std::vector<double>& v) {
-  return v.empty() ? -1 : *std::max_element(v.begin(), v.end());
+  return v.empty() ? std::nan("") : *std::max_element(v.begin(), v.end());
 }
 
 double median_or_none(std::vector<double> v) {
-  return v.empty() ? -1 : bench::median(std::move(v));
+  return v.empty() ? std::nan("") : bench::median(std::move(v));
 }
 
 testing::Settings settings_of(const BenchOptions& o) {

@@ -21,6 +21,7 @@
 #include <CLI/CLI.hpp>
 #include <algorithm>
 #include <cmath>
+#include <limits>
 #include <memory>
 #include <numeric>
 #include <string>
@@ -277,9 +278,14 @@ void run_round(comm::Comm& world, Runner& mesh, const Baselines& b,
   const int64_t start = monotonic_ns();
   const engine::StepResult r = mesh.step();
   const double seconds = seconds_since(start);
-  if (world.rank() == 0)
-    out->loss_difference =
-        std::max(out->loss_difference, std::abs(r.loss / loss - 1));
+  if (world.rank() == 0) {
+    const double difference = std::abs(r.loss / loss - 1);
+    // NaN stays.
+    if (!(difference <= out->loss_difference))
+      out->loss_difference = std::isnan(difference)
+                                 ? std::numeric_limits<double>::infinity()
+                                 : difference;
+  }
   out->mesh.push_back(seconds);
   out->threads.push_back(threads);
   out->ideal.push_back(ideal);

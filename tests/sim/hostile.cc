@@ -264,8 +264,12 @@ agent::Event hostile_event(Rng& rng, const std::string& worker,
   d.set_worker(worker);
   d.set_goal(pb::Directive::SHUTDOWN);
   if (rng() % 2 == 0) {  // for an older incarnation, or for another worker
-    if (rng() % 2 == 0) d.set_worker("stranger");
-    d.set_incarnation(incarnation - 1);
+    const bool stranger = rng() % 2 == 0;
+    if (stranger) d.set_worker("stranger");
+    d.set_incarnation(stranger ? incarnation : incarnation - 1);
+    d.set_epoch(o.epoch);
+    d.set_seq(~uint64_t{0});
+    d.set_generation(o.generation);
     return agent::DirectiveReceived{d};
   }
   d.set_incarnation(incarnation);
