@@ -58,9 +58,9 @@ std::vector<Row> candidates(const Row& row) {
 Result<std::vector<ClusterFile>> read_clusters(const std::string& folder) {
   std::error_code ec;
   std::vector<std::string> paths;
-  for (const auto& entry : fs::directory_iterator(folder, ec))
-    if (entry.path().extension() == ".toml")
-      paths.push_back(entry.path().string());
+  for (fs::directory_iterator it(folder, ec), end; !ec && it != end;
+       it.increment(ec))
+    if (it->path().extension() == ".toml") paths.push_back(it->path().string());
   if (ec) return not_found(folder + ": " + ec.message());
   std::sort(paths.begin(), paths.end());
   std::vector<ClusterFile> out;

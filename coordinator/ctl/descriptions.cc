@@ -184,9 +184,10 @@ Result<std::string> description_path(const std::string& kind,
   const std::string extension = is_study ? ".json" : ".toml";
   std::error_code ec;
   std::vector<std::string> known;
-  for (const auto& entry : fs::directory_iterator(folder, ec))
-    if (entry.path().extension() == extension)
-      known.push_back(entry.path().stem().string());
+  for (fs::directory_iterator it(folder, ec), end; !ec && it != end;
+       it.increment(ec))
+    if (it->path().extension() == extension)
+      known.push_back(it->path().stem().string());
   if (ec)
     return not_found(fmt::format("{}: {}; the descriptions belong there",
                                  folder.string(), ec.message()));

@@ -336,15 +336,16 @@ double network_speed() {
   constexpr double kMegabit = 1e6 / 8;
   double real = 0, any = 0;
   std::error_code ec;
-  for (const auto& entry : fs::directory_iterator("/sys/class/net", ec)) {
+  for (fs::directory_iterator it("/sys/class/net", ec), end; !ec && it != end;
+       it.increment(ec)) {
     double megabits = 0;  // -1 or unreadable: the interface does not say
-    std::ifstream(entry.path() / "speed") >> megabits;
+    std::ifstream(it->path() / "speed") >> megabits;
     std::string state;
-    std::ifstream(entry.path() / "operstate") >> state;
+    std::ifstream(it->path() / "operstate") >> state;
     if (state != "up") continue;
     any = std::max(any, megabits * kMegabit);
     std::error_code ignored;
-    if (fs::exists(entry.path() / "device", ignored))
+    if (fs::exists(it->path() / "device", ignored))
       real = std::max(real, megabits * kMegabit);
   }
   return real > 0 ? real : any;

@@ -106,9 +106,10 @@ void remove_old_logs(const std::string& run_dir, int64_t generation, int keep) {
   const fs::path logs = rundir::logs_path(run_dir);
   std::error_code error;
   std::vector<std::pair<int64_t, fs::path>> old;
-  for (const auto& entry : fs::directory_iterator(logs, error)) {
-    const int64_t g = generation_of(entry.path().filename().string());
-    if (g >= 0 && g < generation) old.emplace_back(g, entry.path());
+  for (fs::directory_iterator it(logs, error), end; !error && it != end;
+       it.increment(error)) {
+    const int64_t g = generation_of(it->path().filename().string());
+    if (g >= 0 && g < generation) old.emplace_back(g, it->path());
   }
   std::sort(old.begin(), old.end());
   for (size_t i = 0; i + static_cast<size_t>(keep) <= old.size(); ++i)

@@ -93,6 +93,16 @@ Holder holder_of(const std::string& path) {
   return out;
 }
 
+// What could be read if an error ends the reading.
+std::vector<fs::path> entries_of(const std::string& folder) {
+  std::vector<fs::path> out;
+  std::error_code error;
+  for (fs::directory_iterator it(folder, error), end; !error && it != end;
+       it.increment(error))
+    out.push_back(it->path());
+  return out;
+}
+
 std::string owner_file(const std::string& shared_root) {
   return shared_root + "/owner";
 }
@@ -106,10 +116,9 @@ uint64_t clean_shared(const std::string& folder, const std::string& shared) {
   const bool keep = has_states(states);
   std::error_code ignored;
   uint64_t files = 0;
-  for (const auto& entry : fs::directory_iterator(root, ignored)) {
-    if (keep && (entry.path() == states || entry.path() == owner_file(root)))
-      continue;
-    const uint64_t n = fs::remove_all(entry.path(), ignored);
+  for (const fs::path& path : entries_of(root)) {
+    if (keep && (path == states || path == owner_file(root))) continue;
+    const uint64_t n = fs::remove_all(path, ignored);
     if (!ignored) files += n;
   }
   rmdir(root.c_str());  // succeeds if nothing is kept
@@ -127,9 +136,9 @@ std::string clean(const std::string& folder, const std::string& shared) {
   const int killed = kill_leftovers(ranks, kDeathTimeoutMs);
   std::error_code ignored;
   uint64_t files = clean_shared(folder, shared);
-  for (const auto& entry : fs::directory_iterator(folder, ignored)) {
-    if (entry.path().filename() == "lock") continue;
-    const uint64_t n = fs::remove_all(entry.path(), ignored);
+  for (const fs::path& path : entries_of(folder)) {
+    if (path.filename() == "lock") continue;
+    const uint64_t n = fs::remove_all(path, ignored);
     if (!ignored) files += n;
   }
   if (killed == 0 && files == 0) return "";
@@ -163,11 +172,8 @@ bool is_of_worker(const std::string& folder) {
 template <typename W, typename F>
 void for_each_dead(const std::string& root, const std::string& own,
                    const W& wanted, const F& f) {
-  std::error_code ignored;
-  std::vector<std::string> folders;
-  for (const auto& entry : fs::directory_iterator(root, ignored))
-    folders.push_back(entry.path().string());
-  for (const std::string& folder : folders) {
+  for (const fs::path& path : entries_of(root)) {
+    const std::string folder = path.string();
     if (folder == own || !is_of_worker(folder) || !wanted(folder)) continue;
     const int fd = try_lock(folder + "/lock");
     if (fd < 0) continue;
@@ -211,10 +217,8 @@ void remove_empty(const std::string& state_folder) {
   const std::string root = fs::path(state_folder).parent_path();
   rmdir(state_folder.c_str());
   // A living worker has other folders there.
-  std::error_code ignored;
-  const auto left = fs::directory_iterator(root, ignored);
-  for (const auto& entry : left)
-    if (entry.path() != owner_file(root)) return;
+  for (const fs::path& path : entries_of(root))
+    if (path != owner_file(root)) return;
   unlink(owner_file(root).c_str());
   rmdir(root.c_str());
 }
