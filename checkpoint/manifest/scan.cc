@@ -46,6 +46,10 @@ Result<pb::Manifest> read_checkpoint(FileSystem& fs, const std::string& path) {
   return m;
 }
 
+bool may_be_kept(FileSystem& fs, const std::string& path) {
+  return fs.look_up(path_join(path, kKeepName)).code() != Code::kNotFound;
+}
+
 Result<std::vector<Found>> scan(FileSystem& fs, const std::string& folder) {
   std::vector<Found> found;
   const auto names = fs.list(folder);
@@ -58,7 +62,7 @@ Result<std::vector<Found>> scan(FileSystem& fs, const std::string& folder) {
     auto manifest = read_checkpoint(fs, f.path);
     f.status = manifest.status();
     if (manifest.ok()) f.manifest = std::move(*manifest);
-    f.kept = fs.exists(path_join(f.path, kKeepName));
+    f.kept = may_be_kept(fs, f.path);
     found.push_back(std::move(f));
   }
   std::sort(found.begin(), found.end(),

@@ -19,7 +19,7 @@ struct Found {
   std::string path;       // of the checkpoint's directory
   pb::Manifest manifest;  // when status is ok
   Status status;          // why it is not valid
-  bool kept = false;      // by a file named kKeepName
+  bool kept = false;      // may_be_kept()
 };
 
 // The manifest in directory `path` alone: checks its checksum and content, and
@@ -29,6 +29,10 @@ Result<pb::Manifest> read_manifest(FileSystem& fs, const std::string& path);
 // The checkpoint in directory `path` by the cheap checks. Corrupt or NotFound
 // with the file named.
 Result<pb::Manifest> read_checkpoint(FileSystem& fs, const std::string& path);
+
+// Whether the checkpoint in directory `path` has a file named kKeepName, or
+// that cannot be known now.
+bool may_be_kept(FileSystem& fs, const std::string& path);
 
 // Every step-* directory, newest first, valid or not. A missing folder is an
 // empty list; a folder that cannot be listed is an error.

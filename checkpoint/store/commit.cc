@@ -103,8 +103,7 @@ bool put_back(FileSystem& fs, const std::string& folder, int64_t step,
 Status remove_aside(FileSystem& fs, const std::string& folder,
                     const std::string& name, int64_t step, int64_t generation) {
   const std::string old = path_join(folder, name);
-  if (!fs.exists(path_join(old, manifest::kKeepName)))
-    return remove_all(fs, old);
+  if (!manifest::may_be_kept(fs, old)) return remove_all(fs, old);
   const std::string kept =
       path_join(folder, fmt::format("kept-{}-before-generation-{}",
                                     manifest::step_name(step), generation));
@@ -159,9 +158,10 @@ Status clean_up(FileSystem& fs, const std::string& folder, const SaveId& id,
     if (aside.code() == Code::kCancelled) return aside;
     const std::string old = path_join(folder, manifest::old_name(step));
     // Somebody has asked for it to be kept since it was looked at.
-    if (aside.ok() && fs.exists(path_join(old, manifest::kKeepName)) &&
-        fs.rename(old, path_join(folder, manifest::step_name(step))).ok())
+    if (aside.ok() && manifest::may_be_kept(fs, old)) {
+      note(fs.rename(old, path_join(folder, manifest::step_name(step))));
       continue;
+    }
     if (note(aside) && note(remove_all(fs, old))) removed.push_back(step);
   }
   note(fs.sync_dir(folder));

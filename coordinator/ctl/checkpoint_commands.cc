@@ -295,7 +295,7 @@ Result<int> prune(const CheckpointOptions& o) {
       RETURN_IF_ERROR(remove_all(*files, old));
       RETURN_IF_ERROR(files->rename(path, old));
       // Somebody has asked for it to be kept since it was looked at.
-      if (files->exists(path_join(old, manifest::kKeepName))) {
+      if (manifest::may_be_kept(*files, old)) {
         RETURN_IF_ERROR(files->rename(old, path));
         continue;
       }

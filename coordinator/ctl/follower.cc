@@ -134,7 +134,7 @@ void Follower::ask_status(int64_t now_ms) {
   asked_ms_ = now_ms;
   asker_.send(status_request());
   std::error_code error;
-  const bool there = std::filesystem::exists(run_dir_, error);
+  const bool there = std::filesystem::exists(run_dir_, error) || error;
   was_there_ |= there;
   // Without its address the coordinator cannot be asked.
   if (!asker_.waiting()) note_gone(was_there_ && !there);

@@ -62,7 +62,9 @@ Result<std::string> run_with_keys(const KeyOptions& o) {
   if (o.run.empty()) {
     ASSIGN_OR_RETURN(run, rundir::find_run(""));
   }
-  if (rundir::has_keys(run)) {
+  ASSIGN_OR_RETURN(const bool has_keys,
+                   rundir::has_keys(*posix_file_system(), run));
+  if (has_keys) {
     RETURN_IF_ERROR(lock_keys(run));
     return run;
   }
@@ -95,7 +97,8 @@ Result<KeyDone> make_key(const KeyOptions& o) {
           "name the run directory: remesh key new "
           "coordinator NAME RUN");
     const std::string run = rundir::absolute(o.run);
-    if (rundir::has_keys(run))
+    ASSIGN_OR_RETURN(const bool has_keys, rundir::has_keys(*fs, run));
+    if (has_keys)
       return already_exists(rundir::keys_path(run) + ": has keys already");
     RETURN_IF_ERROR(rundir::make_keys(*fs, run));
     return KeyDone{fmt::format("made {}; programs that see this folder use its "

@@ -27,7 +27,7 @@ Status claim_folder(const std::string& run, const std::string& folder,
   const bool linked = ::link(fresh.c_str(), path.c_str()) == 0;
   // Some file systems have no hard links (exFAT, some CIFS and FUSE): there two
   // runs that start at the same moment may both claim the folder.
-  if (!linked && errno != EEXIST && !fs->exists(path))
+  if (!linked && errno != EEXIST && fs->look_up(path).code() == Code::kNotFound)
     return fs->rename(fresh, path);
   RETURN_IF_ERROR(fs->remove(fresh));
   if (linked) return ok_status();

@@ -116,13 +116,17 @@ Status write_allowed(FileSystem& fs, const std::string& run,
   return write_file_atomically(fs, allowed_path(run), allowed_text(keys));
 }
 
-bool has_keys(const std::string& run) {
-  return posix_file_system()->exists(key_path(run, kCoordinator));
+Result<bool> has_keys(FileSystem& fs, const std::string& run) {
+  const Status there = fs.look_up(key_path(run, kCoordinator));
+  if (there.code() == Code::kNotFound) return false;
+  RETURN_IF_ERROR(there);
+  return true;
 }
 
 // coordinator.key is last: without it there are no keys yet.
 Status make_keys(FileSystem& fs, const std::string& run) {
-  if (has_keys(run)) return ok_status();
+  ASSIGN_OR_RETURN(const bool made, has_keys(fs, run));
+  if (made) return ok_status();
   RETURN_IF_ERROR(create(run));
   const std::string folder = keys_path(run);
   if (mkdir(folder.c_str(), 0700) != 0 && errno != EEXIST)
@@ -185,7 +189,9 @@ Status make_next_key(const std::string& run) {
 
 Status promote_next_key(FileSystem& fs, const std::string& run) {
   const std::string next = next_key_path(run);
-  if (!fs.exists(next)) return ok_status();
+  const Status there = fs.look_up(next);
+  if (there.code() == Code::kNotFound) return ok_status();
+  RETURN_IF_ERROR(there);
   ASSIGN_OR_RETURN(const wire::KeyFile file, wire::read_key_file(next));
   RETURN_IF_ERROR(write_file_atomically(fs, server_key_path(run),
                                         file.pair.public_key + "\n"));

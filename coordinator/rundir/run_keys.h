@@ -35,7 +35,8 @@ Result<std::vector<AllowedKey>> read_allowed(const std::string& run);
 Status write_allowed(FileSystem& fs, const std::string& run,
                      const std::vector<AllowedKey>& keys);
 
-bool has_keys(const std::string& run);
+// Fails if that cannot be known now.
+Result<bool> has_keys(FileSystem& fs, const std::string& run);
 // The coordinator's key, and those of a worker and an operator, which programs
 // that see the run directory use unless they are given another one.
 Status make_keys(FileSystem& fs, const std::string& run);

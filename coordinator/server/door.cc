@@ -67,7 +67,8 @@ Result<std::unique_ptr<Door>> Door::open(FileSystem& fs, Options options) {
   std::unique_ptr<Door> door(new Door(std::move(options)));
   const Options& o = door->options_;
   if (o.no_auth) return door;
-  if (!rundir::has_keys(o.run)) {
+  ASSIGN_OR_RETURN(const bool has_keys, rundir::has_keys(fs, o.run));
+  if (!has_keys) {
     if (!o.make)
       return not_found(fmt::format(
           "{}: has no keys, and without them whoever reaches the port controls "

@@ -77,7 +77,11 @@ uint64_t Journal::slot_at(int slot) const {
 Result<std::unique_ptr<Journal>> Journal::open(FileSystem& fs,
                                                const std::string& path) {
   std::unique_ptr<Journal> journal(new Journal(fs, path, /*writes=*/true));
-  if (!fs.exists(path)) RETURN_IF_ERROR(journal->put_file(kLeastSlotBytes, ""));
+  const Status there = fs.look_up(path);
+  if (there.code() == Code::kNotFound)
+    RETURN_IF_ERROR(journal->put_file(kLeastSlotBytes, ""));
+  else
+    RETURN_IF_ERROR(there);
   RETURN_IF_ERROR(journal->load());
   // It may have been written by a process that was killed before it was synced.
   RETURN_IF_ERROR(journal->file_->sync());
@@ -244,7 +248,6 @@ Status Journal::make_room(uint64_t bytes) {
 }
 
 Result<pb::Durable> read_journal(FileSystem& fs, const std::string& path) {
-  if (!fs.exists(path)) return not_found(path + ": no such journal");
   Journal journal(fs, path, /*writes=*/false);
   RETURN_IF_ERROR(journal.load());
   if (!journal.restored()) return not_found(path + ": no state yet");

@@ -97,9 +97,10 @@ class PosixFileSystem final : public FileSystem {
     return names;
   }
 
-  bool exists(const std::string& path) override {
+  Status look_up(const std::string& path) override {
     struct stat st = {};
-    return ::lstat(path.c_str(), &st) == 0;
+    if (::lstat(path.c_str(), &st) != 0) return os_error("stat " + path, errno);
+    return ok_status();
   }
 
   Result<uint64_t> size(const std::string& path) override {
@@ -207,7 +208,9 @@ Result<std::string> read_file(FileSystem& fs, const std::string& path,
 }
 
 Status remove_all(FileSystem& fs, const std::string& path) {
-  if (!fs.exists(path)) return ok_status();
+  const Status there = fs.look_up(path);
+  if (there.code() == Code::kNotFound) return ok_status();
+  RETURN_IF_ERROR(there);
   // This also removes a link, whatever it leads to, which is somebody else's.
   Status removed = fs.remove(path);
   if (removed.ok()) return removed;

@@ -90,8 +90,11 @@ class FileSystem {
   virtual Status create_dirs(const std::string& path) = 0;
   // Names in a directory, sorted, without "." and "..".
   virtual Result<std::vector<std::string>> list(const std::string& path) = 0;
+  // Ok if there is something at the path, be it a link that leads nowhere;
+  // NotFound if there is nothing. Any other failure leaves that open.
+  virtual Status look_up(const std::string& path) = 0;
   // Also false if the path cannot be examined.
-  virtual bool exists(const std::string& path) = 0;
+  bool exists(const std::string& path) { return look_up(path).ok(); }
   // Size of a regular file.
   virtual Result<uint64_t> size(const std::string& path) = 0;
   // Atomic; replaces a file, or an empty directory.

@@ -46,8 +46,9 @@ class HookedFileSystem final : public FileSystem {
     std::erase_if(names, [&](const auto& n) { return hidden_.contains(n); });
     return names;
   }
-  bool exists(const std::string& path) override {
-    return hook_("exists", path).ok() && fs_->exists(path);
+  Status look_up(const std::string& path) override {
+    RETURN_IF_ERROR(hook_("look_up", path));
+    return fs_->look_up(path);
   }
   Result<uint64_t> size(const std::string& path) override {
     RETURN_IF_ERROR(hook_("size", path));

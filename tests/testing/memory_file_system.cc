@@ -204,8 +204,8 @@ Result<std::vector<std::string>> MemoryFileSystem::list(
   return names;
 }
 
-bool MemoryFileSystem::exists(const std::string& path) {
-  return find(path) != nullptr;
+Status MemoryFileSystem::look_up(const std::string& path) {
+  return find(path) ? ok_status() : not_found("stat " + path);
 }
 
 Result<uint64_t> MemoryFileSystem::size(const std::string& path) {

@@ -48,7 +48,7 @@ class MemoryFileSystem final : public FileSystem {
   Result<std::unique_ptr<File>> create(const std::string& path) override;
   Status create_dirs(const std::string& path) override;
   Result<std::vector<std::string>> list(const std::string& path) override;
-  bool exists(const std::string& path) override;
+  Status look_up(const std::string& path) override;
   Result<uint64_t> size(const std::string& path) override;
   Status rename(const std::string& from, const std::string& to) override;
   Status remove(const std::string& path) override;

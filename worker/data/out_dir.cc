@@ -40,7 +40,9 @@ OutDir::~OutDir() {
   if (fd_ >= 0) ::close(fd_);
 }
 
-bool OutDir::has_index() const { return fs_.exists(path_ + "/" + kIndexName); }
+bool OutDir::has_index() const {
+  return fs_.look_up(path_ + "/" + kIndexName).code() != Code::kNotFound;
+}
 
 Status OutDir::list(std::vector<std::string>& own,
                     std::vector<std::string>& foreign) const {

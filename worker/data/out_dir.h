@@ -24,7 +24,7 @@ class OutDir {
 
   const std::string& path() const { return path_; }
   FileSystem& fs() const { return fs_; }
-  bool has_index() const;
+  bool has_index() const;  // or that cannot be known now
   // The sorted names in the folder: those that prepare may have written (own),
   // and others (foreign).
   Status list(std::vector<std::string>& own,

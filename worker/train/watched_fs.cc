@@ -78,7 +78,9 @@ class WatchedFileSystem final : public FileSystem {
   Result<std::vector<std::string>> list(const std::string& path) override {
     return inner_.list(path);
   }
-  bool exists(const std::string& path) override { return inner_.exists(path); }
+  Status look_up(const std::string& path) override {
+    return inner_.look_up(path);
+  }
   Result<uint64_t> size(const std::string& path) override {
     return inner_.size(path);
   }

@@ -51,7 +51,7 @@ class FencingTest : public testing::Test {
   // Returns whether there was such a call.
   bool stopped_at(int at, int64_t step, const std::function<void()>& meanwhile,
                   Status* status) {
-    static const std::set<std::string> kCalls = {"list", "exists", "rename",
+    static const std::set<std::string> kCalls = {"list", "look_up", "rename",
                                                  "remove", "sync_dir"};
     int calls = 0;
     HookedFileSystem fs([&](const std::string& call, const std::string&) {

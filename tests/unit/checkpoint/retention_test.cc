@@ -81,6 +81,17 @@ TEST_F(RetentionTest, WhatIsKeptAtTheLastMomentStays) {
   EXPECT_EQ(steps(), (Numbers{3, 1}));
 }
 
+TEST_F(RetentionTest, WhatMayBeKeptStays) {
+  HookedFileSystem fs([&](const std::string& call, const std::string& path) {
+    return call == "look_up" &&
+                   path == path_join(path_of(1), manifest::kKeepName)
+               ? unavailable(path + ": input/output error")
+               : ok_status();
+  });
+  for (const int64_t step : {1, 2, 3}) ASSERT_TRUE(save_step(fs, step, 1).ok());
+  EXPECT_EQ(steps(), (Numbers{3, 1}));
+}
+
 // Its disk does not answer: it may be as good as ever.
 TEST_F(RetentionTest, WhatCannotBeReadNowStays) {
   ASSERT_TRUE(save_step(*fs_, 1, 3).ok());
@@ -115,7 +126,7 @@ TEST_F(RetentionTest, AnEarlierAttemptDoesNotVouchForAShard) {
   ASSERT_TRUE(write_shards(*fs_, folder_, first_, table_, state_, 1).ok());
   ASSERT_EQ(missing_shards(*fs_, folder_, first_, 1), std::vector<int>());
   HookedFileSystem fs([&](const std::string& call, const std::string& path) {
-    return call != "remove" && call != "exists" &&
+    return call != "remove" && call != "look_up" &&
                    path.ends_with(manifest::shard_name(0))
                ? unavailable(path + ": input/output error")
                : ok_status();

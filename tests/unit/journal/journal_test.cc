@@ -6,11 +6,13 @@
 #include <sys/wait.h>
 #include <unistd.h>
 
+#include <cerrno>
 #include <cstdlib>
 #include <filesystem>
 #include <fstream>
 #include <random>
 
+#include "tests/testing/hooked_file_system.h"
 #include "tests/testing/seed.h"
 
 namespace remesh::server {
@@ -58,6 +60,22 @@ TEST_F(JournalTest, GivesBackTheNewestState) {
   ASSERT_TRUE((*j)->restored().has_value());
   EXPECT_EQ((*j)->restored()->SerializeAsString(),
             state(5).SerializeAsString());
+}
+
+TEST_F(JournalTest, OneThatCannotBeExaminedNowIsNotReplaced) {
+  {
+    auto j = Journal::open(*files_, path_);
+    ASSERT_TRUE(j.ok()) << j.status().message();
+    ASSERT_TRUE((*j)->persist(state(1)).ok());
+  }
+  HookedFileSystem stale([](const std::string& call, const auto&) {
+    return call == "look_up" ? errno_error("journal", ESTALE) : ok_status();
+  });
+  EXPECT_EQ(Journal::open(stale, path_).status().code(), Code::kIo);
+  const auto j = Journal::open(*files_, path_);
+  ASSERT_TRUE(j.ok()) << j.status().message();
+  ASSERT_TRUE((*j)->restored().has_value());
+  EXPECT_EQ((*j)->restored()->generation(), 1);
 }
 
 TEST_F(JournalTest, APhaseOfALaterReleaseIsNotTakenForWaiting) {

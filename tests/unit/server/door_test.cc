@@ -5,11 +5,13 @@
 #include <sys/stat.h>
 #include <unistd.h>
 
+#include <cerrno>
 #include <filesystem>
 #include <fstream>
 
 #include "coordinator/rundir/run_dir.h"
 #include "tests/testing/files.h"
+#include "tests/testing/hooked_file_system.h"
 
 namespace remesh::server {
 namespace {
@@ -55,7 +57,7 @@ class DoorTest : public ::testing::Test {
   std::string allow(const std::string& role, const std::string& name,
                     const std::string& workers = "*", int64_t expires = 0,
                     const std::string& replaces = "") {
-    if (!rundir::has_keys(run_)) {
+    if (!rundir::has_keys(*fs_, run_).value()) {
       EXPECT_TRUE(rundir::make_keys(*fs_, run_).ok());
     }
     auto keys = rundir::read_allowed(run_).value();
@@ -116,8 +118,22 @@ TEST_F(DoorTest, KeysAreMadeForTheOwnerAlone) {
   server_.reset();
   open();
   door_->remove_made_keys(*fs_);  // it did not make them
-  EXPECT_TRUE(rundir::has_keys(run_));
+  EXPECT_TRUE(rundir::has_keys(*fs_, run_).value());
   EXPECT_EQ(door_->server_keys()->own.public_key, *server);
+}
+
+TEST_F(DoorTest, KeysThatCannotBeExaminedNowAreNotReplaced) {
+  ASSERT_TRUE(rundir::make_keys(*fs_, run_).ok());
+  const auto before = wire::read_public_key(rundir::server_key_path(run_));
+  ASSERT_TRUE(before.ok());
+  HookedFileSystem stale([](const std::string& call, const auto&) {
+    return call == "look_up" ? errno_error("keys", ESTALE) : ok_status();
+  });
+  EXPECT_EQ(rundir::make_keys(stale, run_).code(), Code::kIo);
+  const auto door =
+      Door::open(stale, {.run = run_, .job = "job", .make = true});
+  EXPECT_EQ(door.status().code(), Code::kIo);
+  EXPECT_EQ(*wire::read_public_key(rundir::server_key_path(run_)), *before);
 }
 
 TEST_F(DoorTest, WithoutKeysItRefusesToOpenAndSaysHowToMakeThem) {
