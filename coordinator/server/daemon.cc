@@ -137,8 +137,7 @@ class DaemonImpl : public Daemon {
     rundir::Endpoint previous;
     if (auto e = rundir::read_endpoint(options_.run_dir); e.ok())
       previous = std::move(*e);
-    if (!wire::is_ipc(options_.bind))
-      RETURN_IF_ERROR(parse_address(options_.bind).status());
+    RETURN_IF_ERROR(check_addresses(options_.bind, options_.advertise));
     ASSIGN_OR_RETURN(
         door_, Door::open(*files_->fs, {.run = options_.run_dir,
                                         .job = options_.job.job().name(),
@@ -155,8 +154,9 @@ class DaemonImpl : public Daemon {
     door_->guard(server_.get(), unix_seconds());
     RETURN_IF_ERROR(rundir::write_job(*files_->fs, options_.job,
                                       options_.run_dir, run_id_));
-    address_ =
-        advertised_address(server_->address(), options_.advertise, host_name());
+    ASSIGN_OR_RETURN(address_,
+                     advertised_address(server_->address(), options_.advertise,
+                                        host_name()));
     const rundir::Endpoint endpoint{.address = address_,
                                     .host = host_identity(),
                                     .pid = getpid(),

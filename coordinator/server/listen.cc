@@ -1,5 +1,6 @@
 #include "coordinator/server/listen.h"
 
+#include <arpa/inet.h>
 #include <fmt/format.h>
 
 #include <algorithm>
@@ -16,6 +17,17 @@ bool parse_port(std::string_view text, int* port) {
   const auto parsed = std::from_chars(text.data(), end, *port);
   return parsed.ec == std::errc() && parsed.ptr == end && *port >= 0 &&
          *port <= kMaxPort;
+}
+
+bool is_ipv6(const std::string& host) {
+  in6_addr ignored{};
+  return inet_pton(AF_INET6, host.c_str(), &ignored) == 1;
+}
+
+// Whether the colon before the port is the only one outside of brackets.
+bool is_host(const std::string& host) {
+  return host.find(':') == std::string::npos ||
+         (host.starts_with('[') && host.ends_with(']'));
 }
 
 // Tries one address until it is had, another failure comes, or time is up.
@@ -47,6 +59,11 @@ Result<HostPort> parse_address(const std::string& address) {
         address));
   }
   out.host = address.substr(kPrefix.size(), colon - kPrefix.size());
+  if (!is_host(out.host))
+    return invalid_argument(
+        fmt::format("\"{}\": an IPv6 address is written in brackets, for "
+                    "example tcp://[fd00::1]:5710",
+                    address));
   return out;
 }
 
@@ -84,9 +101,9 @@ Result<std::unique_ptr<wire::Server>> listen(
   return wire::Server::bind(bind, keys, silence_ms);
 }
 
-std::string advertised_address(const std::string& bound,
-                               const std::string& advertise,
-                               const std::string& host) {
+Result<std::string> advertised_address(const std::string& bound,
+                                       const std::string& advertise,
+                                       const std::string& host) {
   const Result<HostPort> parsed = parse_address(bound);
   if (!parsed.ok()) return bound;
   HostPort out = *parsed;
@@ -97,14 +114,32 @@ std::string advertised_address(const std::string& bound,
     return make_address(out);
   }
   const std::string given =
-      advertise.starts_with("tcp://") ? advertise : "tcp://" + advertise;
-  const Result<HostPort> with_port = parse_address(given);
+      advertise.starts_with("tcp://") ? advertise.substr(6) : advertise;
+  const Result<HostPort> with_port = parse_address("tcp://" + given);
   if (with_port.ok()) {
     const int port = with_port.value().port;
     return make_address({with_port.value().host, port > 0 ? port : out.port});
   }
-  out.host = given.substr(6);
+  // The last group of an address may also be a port.
+  const size_t colon = given.rfind(':');
+  int port = 0;
+  const bool bare =
+      is_ipv6(given) &&
+      !(is_ipv6(given.substr(0, colon)) &&
+        parse_port(std::string_view(given).substr(colon + 1), &port));
+  if (!bare && !is_host(given))
+    return invalid_argument(fmt::format(
+        "--advertise {}: must be HOST or HOST:PORT, with an IPv6 address in "
+        "brackets: [fd00::1] or [fd00::1]:5710",
+        advertise));
+  out.host = bare ? "[" + given + "]" : given;
   return make_address(out);
+}
+
+Status check_addresses(const std::string& bind, const std::string& advertise) {
+  if (wire::is_ipc(bind)) return ok_status();
+  RETURN_IF_ERROR(parse_address(bind).status());
+  return advertised_address(bind, advertise, "").status();
 }
 
 }  // namespace remesh::server

@@ -33,11 +33,14 @@ Result<std::unique_ptr<wire::Server>> listen(
     const std::optional<wire::ServerKeys>& keys, int patience_ms,
     const std::function<void(int)>& sleep_ms, int dead_after_ms = 0);
 
-// The address that others connect to. `advertise`: "", HOST or HOST:PORT.
-// `host` is the name of this machine, used when `bound` is every interface and
-// nothing is advertised.
-std::string advertised_address(const std::string& bound,
-                               const std::string& advertise,
-                               const std::string& host);
+// The address that others connect to. `advertise`: "", HOST or HOST:PORT; an
+// IPv6 address needs brackets before a port, and where its last group could be
+// one. `host` is the name of this machine, used when `bound` is every interface
+// and nothing is advertised.
+Result<std::string> advertised_address(const std::string& bound,
+                                       const std::string& advertise,
+                                       const std::string& host);
+// Whether both can be used, before anything is made.
+Status check_addresses(const std::string& bind, const std::string& advertise);
 
 }  // namespace remesh::server

@@ -304,12 +304,33 @@ TEST_F(DaemonTest, ATornLineOfMetricsIsCutAndTheLastStepIsKnown) {
 }
 
 TEST(ListenTest, AdvertisedAddresses) {
-  const auto a = advertised_address;
+  const auto a = [](const char* bound, const char* advertise,
+                    const char* host) {
+    const auto out = advertised_address(bound, advertise, host);
+    return out.ok() ? *out : out.status().message();
+  };
   EXPECT_EQ(a("tcp://127.0.0.1:99", "", "me"), "tcp://127.0.0.1:99");
   EXPECT_EQ(a("tcp://0.0.0.0:99", "", "me"), "tcp://me:99");
   EXPECT_EQ(a("tcp://0.0.0.0:99", "head", "me"), "tcp://head:99");
   EXPECT_EQ(a("tcp://0.0.0.0:99", "head:7", "me"), "tcp://head:7");
   EXPECT_EQ(a("tcp://0.0.0.0:99", "tcp://head:7", "me"), "tcp://head:7");
+  EXPECT_EQ(a("tcp://[::]:99", "", "me"), "tcp://me:99");
+  for (const char* host : {"fd00::1", "[fd00::1]", "tcp://fd00::1"})
+    EXPECT_EQ(a("tcp://[::]:99", host, "me"), "tcp://[fd00::1]:99") << host;
+  EXPECT_EQ(a("tcp://[::]:99", "[fd00::1]:7", "me"), "tcp://[fd00::1]:7");
+  EXPECT_EQ(a("tcp://[::]:99", "fd00:0:0:0:0:0:0:1", "me"),
+            "tcp://[fd00:0:0:0:0:0:0:1]:99");
+  // The last group may be the port that is meant, or there is no other reading
+  // that makes sense.
+  for (const char* bad : {"fd00::1:5710", "fd00:0:0:0:0:0:0:1:5710",
+                          "head:", "head:99999", "a:b:c", "[fd00::1"})
+    EXPECT_NE(a("tcp://[::]:99", bad, "me").find("in brackets: [fd00::1]"),
+              std::string::npos)
+        << bad;
+  EXPECT_TRUE(check_addresses("tcp://[::]:0", "fd00::1").ok());
+  EXPECT_FALSE(check_addresses("tcp://[::]:0", "fd00::1:5710").ok());
+  EXPECT_FALSE(check_addresses("tcp://fd00::1:5710", "").ok());
+  EXPECT_TRUE(check_addresses("ipc:///tmp/socket", "").ok());
 }
 
 TEST(ListenTest, LoopbackIsKnown) {
