@@ -13,7 +13,6 @@
 #include <filesystem>
 #include <fstream>
 
-#include "checkpoint/memory/segment_directory.h"
 #include "coordinator/core/job_shape.h"
 #include "coordinator/ctl/status_view.h"
 #include "coordinator/rundir/job_files.h"
@@ -279,14 +278,21 @@ Need scratch_need() {
 }
 
 Need shm_need(const PreflightOptions& o, const Ranks& r) {
-  uint64_t room = room_at(memory::kSharedMemory);
-  for (const std::string& folder : memory::state_folders())
-    for (const auto& f : memory::list_segments(folder, o.state_job))
-      room += f.bytes;
   Need n{.what = "shared memory",
          .needed = fmt::format("{} for states", bytes_text(r.segments)),
-         .here = bytes_text(room) + " free in /dev/shm",
          .fatal = true};
+  if (std::error_code error; !fs::is_directory(o.shared, error)) {
+    n.problem = fmt::format(
+        "{0} is missing: mount a tmpfs there (mount -t tmpfs tmpfs {0}), or "
+        "set elastic.keep_state = false",
+        o.shared);
+    return n;
+  }
+  uint64_t room = room_at(o.shared);
+  for (const std::string& folder : memory::state_folders(o.shared))
+    for (const auto& f : memory::list_segments(folder, o.state_job))
+      room += f.bytes;
+  n.here = fmt::format("{} free in {}", bytes_text(room), o.shared);
   if (room < r.segments)
     n.problem =
         "make /dev/shm larger (mount -o remount,size=..., docker run "

@@ -7,6 +7,7 @@
 #include <string>
 #include <vector>
 
+#include "checkpoint/memory/segment_directory.h"
 #include "coordinator/ctl/render.h"
 #include "proto/job.pb.h"
 
@@ -18,6 +19,7 @@ struct PreflightOptions {
   int workers = 0;      // on this host; 0: the coordinator alone
   int slots_per_worker = 1;
   uint64_t state_job = 0;  // of the run; its states may be replaced. 0: none
+  std::string shared = memory::kSharedMemory;  // where states are kept
 };
 
 struct Need {

@@ -1,0 +1,49 @@
+#include "coordinator/ctl/preflight.h"
+
+#include <gtest/gtest.h>
+
+#include <algorithm>
+
+#include "parallel/jobfile/jobfile.h"
+#include "tests/testing/files.h"
+
+namespace remesh::ctl {
+namespace {
+
+pb::Job kept_job() {
+  const auto parsed = jobfile::parse_job(
+      "", {},
+      {"data.path=/d", "model.dim=64", "model.n_layers=2", "model.n_heads=2",
+       "model.n_kv_heads=2", "model.hidden_dim=64", "train.seq_len=32"});
+  EXPECT_TRUE(parsed.ok()) << parsed.status().message();
+  jobfile::DataInfo info;
+  info.vocab_size = 257;
+  return jobfile::resolve(parsed.value(), info).value();
+}
+
+// What it says of the shared memory in that folder; "" if it does not.
+std::string problem_of(const std::string& shared, const std::string& run) {
+  const auto needs = look_ahead(
+      {.job = kept_job(), .run_dir = run, .workers = 1, .shared = shared});
+  const auto it = std::find_if(needs.begin(), needs.end(), [](const Need& n) {
+    return n.what == "shared memory";
+  });
+  EXPECT_NE(it, needs.end());
+  if (it == needs.end()) return "";
+  EXPECT_TRUE(it->fatal);
+  return it->problem;
+}
+
+TEST(PreflightTest, AMissingFolderOfStatesIsANeedThatIsNotMet) {
+  const testing::TempDir dir;
+  const std::string run = dir.path() + "/run";
+  EXPECT_EQ(problem_of(dir.path(), run), "");
+  const std::string missing = dir.path() + "/shm";
+  EXPECT_NE(problem_of(missing, run).find(missing + " is missing"),
+            std::string::npos);
+  testing::write_whole(missing, "");
+  EXPECT_NE(problem_of(missing, run).find("is missing"), std::string::npos);
+}
+
+}  // namespace
+}  // namespace remesh::ctl
