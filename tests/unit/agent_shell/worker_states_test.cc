@@ -138,6 +138,25 @@ TEST_F(WorkerStatesTest, OfAKilledWorkerAreReportedByItsSuccessor) {
   EXPECT_EQ(num_entries(scratch()), 0);
 }
 
+// The worker "box" had left when "box-2" was killed.
+TEST_F(WorkerStatesTest, OfAKilledWorkerAreFoundByOneThatWasGivenNoName) {
+  TinyCoordinator& c = coordinator_;
+  start_one("box-2");
+  run_generation(c, assignment({"box-2"}, 1, "step_ms=1"));
+  stop("box-2", SIGKILL);
+  c.want(pb::Directive::IDLE, pb::Assignment());
+  const uint64_t before = c.report("box-2").incarnation();
+  start(c.address(), "", {"--host-name", "box"});
+  ASSERT_TRUE(c.run_until([&] {
+    return c.report("box-2").incarnation() != before &&
+           c.report("box-2").has_inventory();
+  })) << output("");
+  EXPECT_GE(c.report("box-2").holdings_size(), 1);
+  EXPECT_EQ(c.num_workers(), 1u);
+  c.want(pb::Directive::SHUTDOWN, pb::Assignment());
+  EXPECT_TRUE(ends("")) << output("");
+}
+
 TEST_F(WorkerStatesTest, AreNeitherReportedNorRemovedByAnotherJob) {
   TinyCoordinator& c = coordinator_;
   start_one("a");

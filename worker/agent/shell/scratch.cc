@@ -79,6 +79,11 @@ int try_lock(const std::string& path) {
   }
 }
 
+std::string absolute(const std::string& path) {
+  std::error_code error;
+  return fs::absolute(path, error).lexically_normal().string();
+}
+
 struct Holder {
   pid_t pid = 0;  // 0: of no living process
   uint64_t incarnation = 0;
@@ -267,8 +272,7 @@ Result<std::unique_ptr<Scratch>> Scratch::open(const std::string& root,
   std::error_code error;
   if (shared != kSharedMemory && !fs::is_directory(shared, error))
     return invalid_argument("--state-folder " + shared + ": no such folder");
-  const std::string absolute_root =
-      fs::absolute(root, error).lexically_normal().string();
+  const std::string absolute_root = absolute(root);
   std::unique_ptr<Scratch> out(new Scratch);
   out->name_ = name;
   out->root_ = absolute_root;
@@ -276,12 +280,18 @@ Result<std::unique_ptr<Scratch>> Scratch::open(const std::string& root,
   RETURN_IF_ERROR(out->take_lock(patience_ms));
   out->incarnation_ = holder_of(out->folder_ + "/lock").incarnation;
   out->write_lock();
-  out->shared_ = fs::absolute(shared, error).lexically_normal().string();
+  out->shared_ = absolute(shared);
   out->shared_root_ = shared_root_of(out->folder_, out->shared_);
   out->cleaned_ = clean(out->folder_, out->shared_);
   sweep(absolute_root, out->folder_, out->shared_);
   RETURN_IF_ERROR(make_private_folder(out->pmix_folder()));
   return out;
+}
+
+bool Scratch::has_states_of(const std::string& root, const std::string& name,
+                            const std::string& shared) {
+  return has_states(
+      state_folder_of(absolute(root) + "/" + name, absolute(shared)));
 }
 
 Status Scratch::take_lock(int64_t patience_ms) {

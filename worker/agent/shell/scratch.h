@@ -46,6 +46,9 @@ class Scratch {
   static Result<std::unique_ptr<Scratch>> open(
       const std::string& root, const std::string& name, int64_t patience_ms = 0,
       const std::string& shared = kSharedMemory);
+  // Whether a worker of that name has left states, or has them now.
+  static bool has_states_of(const std::string& root, const std::string& name,
+                            const std::string& shared = kSharedMemory);
   ~Scratch();
   Scratch(const Scratch&) = delete;
   Scratch& operator=(const Scratch&) = delete;

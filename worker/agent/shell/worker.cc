@@ -9,6 +9,7 @@
 #include <chrono>
 #include <random>
 #include <utility>
+#include <vector>
 
 #include "checkpoint/memory/segment_directory.h"
 #include "proto/base/clock.h"
@@ -144,7 +145,8 @@ Status Worker::start() {
 }
 
 // Without --name, the worker takes the first free name of host, host-2, ...:
-// the same one after a restart, and a different one for each worker of a host.
+// a different one for each worker of a host. Names of which states are left
+// come first, so that a worker has its own again after a restart.
 Status Worker::claim_name() {
   const std::string root =
       options_.scratch.empty() ? default_scratch_root() : options_.scratch;
@@ -153,14 +155,21 @@ Status Worker::claim_name() {
       given ? options_.name
             : as_worker_name(options_.host_name.empty() ? host_name()
                                                         : options_.host_name);
-  for (int i = 1; i <= kMaxNameSuffix; ++i) {
-    const std::string name = i == 1 ? base : fmt::format("{}-{}", base, i);
+  const std::string shared =
+      options_.state_folder.empty() ? kSharedMemory : options_.state_folder;
+  std::vector<std::string> names = {base};
+  for (int i = 2; !given && i <= kMaxNameSuffix; ++i)
+    names.push_back(fmt::format("{}-{}", base, i));
+  if (!given)
+    std::stable_partition(names.begin(), names.end(), [&](const auto& name) {
+      return Scratch::has_states_of(root, name, shared);
+    });
+  for (const std::string& name : names) {
     // A worker is often restarted under the same name immediately.
     const std::string folder =
         given && !options_.scratch_name.empty() ? options_.scratch_name : name;
-    auto scratch = Scratch::open(
-        root, folder, given ? kPredecessorMs : 0,
-        options_.state_folder.empty() ? kSharedMemory : options_.state_folder);
+    auto scratch =
+        Scratch::open(root, folder, given ? kPredecessorMs : 0, shared);
     if (scratch.ok()) {
       scratch_ = std::move(scratch).value();
       options_.name = name;
