@@ -11,6 +11,7 @@
 
 #include "coordinator/rundir/run_dir.h"
 #include "proto/base/clock.h"
+#include "proto/base/text.h"
 #include "proto/limits/plausible.h"
 #include "proto/rundir/events.h"
 
@@ -40,6 +41,14 @@ bool may_say(const std::string& role, const pb::Envelope& e) {
 
 bool matches(const std::string& pattern, const std::string& worker) {
   return fnmatch(pattern.c_str(), worker.c_str(), 0) == 0;
+}
+
+// `ahead_s`: the clock of a worker's host, of this one's.
+Status wrong_clock(double ahead_s) {
+  return unavailable(fmt::format(
+      "the clock of the worker's host is {} {} that of the coordinator's; set "
+      "the wrong one right",
+      format_duration(std::abs(ahead_s)), ahead_s < 0 ? "behind" : "ahead of"));
 }
 
 const std::string& worker_of(const pb::Envelope& e) {
@@ -219,8 +228,8 @@ Status Door::enrol(const std::string& key, const wire::Ticket& t,
   const int64_t now = static_cast<int64_t>(unix_s);
   if (t.expires < now - kClocksDifferS ||
       t.expires > now + wire::kTicketGoodForS + kClocksDifferS)
-    return invalid_argument(
-        "the ticket has expired; are the clocks of the two hosts right?");
+    return wrong_clock(static_cast<double>(t.expires) - wire::kTicketGoodForS -
+                       unix_s);
   if (!t.job.empty() && t.job != options_.job)
     return invalid_argument(fmt::format(
         "the ticket is for job \"{}\", not \"{}\"", t.job, options_.job));

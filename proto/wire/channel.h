@@ -74,7 +74,8 @@ inline constexpr int64_t kRefusedMs = 2500;
 struct ServerKeys {
   KeyPair own;
   // Called by receive() when the holder of `key` presents a ticket. Ok: the
-  // key on the ticket is allowed now. May be null: no ticket is good.
+  // key on the ticket is allowed now. Unavailable or Exhausted: not yet, and
+  // the client does not count as refused. May be null: no ticket is good.
   std::function<Status(const std::string& key, const Ticket& ticket)> enrol;
 };
 

@@ -241,7 +241,10 @@ class ClientImpl : public Client {
       reconnect();
     } else if (joining_ && note["note"] == "refused") {
       trouble_ = "the coordinator refuses the ticket: " + note["reason"];
-      note_refusal();
+      if (note["retry"] == "yes")
+        refused_since_ms_ = -1;
+      else
+        note_refusal();
     }
   }
 

@@ -239,10 +239,13 @@ class ServerImpl : public Server {
       admitted = ticket.status();
     else if (keys_.enrol)
       admitted = keys_.enrol(from.key, *ticket);
+    const bool later = admitted.code() == Code::kUnavailable ||
+                       admitted.code() == Code::kExhausted;
     (void)send_frame(from.peer,
                      encode_note(section_text(
                          {{"note", admitted.ok() ? "admitted" : "refused"},
-                          {"reason", admitted.message()}})));
+                          {"reason", admitted.message()},
+                          {"retry", later ? "yes" : ""}})));
   }
 
   // The monitor reports descriptors, messages name peers. A frame carries the

@@ -55,6 +55,7 @@ class KeysTest : public ::testing::Test {
     if (key != join_.public_key) return invalid_argument("not a job secret");
     if (static_cast<double>(ticket.expires) < unix_seconds())
       return invalid_argument("the ticket has expired");
+    RETURN_IF_ERROR(later_);
     admitted_.push_back(ticket);
     bound_->allow({member_.public_key, join_.public_key, ticket.public_key});
     return ok_status();
@@ -115,6 +116,7 @@ class KeysTest : public ::testing::Test {
   const KeyPair join_ = new_key_pair();
   KeyPair server_ = new_key_pair();
   std::vector<Ticket> admitted_;
+  Status later_;  // of tickets that are good otherwise
   std::unique_ptr<Server> bound_;
 };
 
@@ -285,6 +287,17 @@ TEST_F(TicketTest, AForeignJobSecretIsNotAdmitted) {
   EXPECT_TRUE(client->refused());
   EXPECT_TRUE(turned_away(client.get(), "job secret", 0));
   EXPECT_TRUE(admitted_.empty());
+}
+
+// As when the clock of a host is wrong until it has asked a time server.
+TEST_F(TicketTest, ATicketThatIsRefusedForNowIsPresentedAgain) {
+  later_ = unavailable("the clock is 2h00m behind");
+  auto client = enrolling(new_key_pair(), join_);
+  EXPECT_TRUE(turned_away(client.get(), "2h00m behind", kRefusedMs + 1000));
+  EXPECT_FALSE(client->refused());
+  later_ = ok_status();
+  EXPECT_TRUE(hears(client.get()));
+  EXPECT_FALSE(client->refused());
 }
 
 // A member that is no job secret, with a copied ticket.
