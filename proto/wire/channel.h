@@ -138,9 +138,11 @@ class Client {
  public:
   // Connects in the background, and again whenever the connection breaks;
   // messages sent meanwhile wait in a short queue. Fails only on a malformed
-  // address. `keys`: nullopt for none.
+  // address. `keys`: nullopt for none. `only_ipv6`: has_only_ipv6(address);
+  // nullopt to find that out first.
   static Result<std::unique_ptr<Client>> connect(
-      const std::string& address, const std::optional<ClientKeys>& keys);
+      const std::string& address, const std::optional<ClientKeys>& keys,
+      std::optional<bool> only_ipv6 = std::nullopt);
   virtual ~Client() = default;
   virtual int fd() const = 0;
   virtual std::optional<pb::Envelope> receive() = 0;
@@ -157,6 +159,10 @@ class Client {
   // why. The client keeps trying: its key may be allowed later.
   virtual bool refused() const = 0;
 };
+
+// Whether the host has IPv6 addresses only. Waits for a name server, which may
+// take a minute if there is none.
+bool has_only_ipv6(const std::string& address);
 
 // The contents of a frame; for tests and tools.
 std::string encode_frame(const pb::Envelope& envelope);

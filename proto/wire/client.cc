@@ -23,22 +23,6 @@ constexpr int64_t kOtherKeyMs = 300;
 // One connection may have ended because the server did.
 constexpr int kClosedOnPurpose = 3;
 
-// Whether the host has IPv6 addresses only. ZeroMQ would prefer one to an IPv4
-// address of the same name, such as localhost, on which a server listens.
-bool has_only_ipv6(const std::string& address) {
-  const std::string host = address.substr(6, address.rfind(':') - 6);
-  const auto resolves = [&host](int family) {
-    addrinfo hints{};
-    hints.ai_family = family;
-    addrinfo* found = nullptr;
-    if (getaddrinfo(host.c_str(), nullptr, &hints, &found) != 0) return false;
-    freeaddrinfo(found);
-    return true;
-  };
-  return address.starts_with("tcp://") && !resolves(AF_INET) &&
-         resolves(AF_INET6);
-}
-
 class ClientImpl : public Client {
  public:
   explicit ClientImpl(const std::optional<ClientKeys>& keys)
@@ -53,10 +37,10 @@ class ClientImpl : public Client {
     monitor_.set(zmq::sockopt::linger, 0);
   }
 
-  Status start(const std::string& address) {
+  Status start(const std::string& address, bool only_ipv6) {
     if (!ready_.ok()) return errno_error("connect to " + address, errno);
     address_ = address;
-    if (has_only_ipv6(address)) socket_.set(zmq::sockopt::ipv6, true);
+    if (only_ipv6) socket_.set(zmq::sockopt::ipv6, true);
     set_common_options(socket_.handle(), address, kMaxAnswerBytes, kSilenceMs);
     socket_.set(zmq::sockopt::sndhwm, kClientQueue);
     socket_.set(zmq::sockopt::reconnect_ivl, kReconnectMs);
@@ -269,12 +253,30 @@ class ClientImpl : public Client {
 
 }  // namespace
 
+// ZeroMQ would prefer an IPv6 address to an IPv4 address of the same name, such
+// as localhost, on which a server listens.
+bool has_only_ipv6(const std::string& address) {
+  if (!address.starts_with("tcp://")) return false;
+  const std::string host = address.substr(6, address.rfind(':') - 6);
+  const auto resolves = [&host](int family) {
+    addrinfo hints{};
+    hints.ai_family = family;
+    addrinfo* found = nullptr;
+    if (getaddrinfo(host.c_str(), nullptr, &hints, &found) != 0) return false;
+    freeaddrinfo(found);
+    return true;
+  };
+  return !resolves(AF_INET) && resolves(AF_INET6);
+}
+
 Result<std::unique_ptr<Client>> Client::connect(
-    const std::string& address, const std::optional<ClientKeys>& keys) {
+    const std::string& address, const std::optional<ClientKeys>& keys,
+    std::optional<bool> only_ipv6) {
   RETURN_IF_ERROR(check_address(address));
   try {
     auto client = std::make_unique<ClientImpl>(keys);
-    RETURN_IF_ERROR(client->start(address));
+    RETURN_IF_ERROR(client->start(
+        address, only_ipv6 ? *only_ipv6 : has_only_ipv6(address)));
     return std::unique_ptr<Client>(std::move(client));
   } catch (const zmq::error_t& e) {
     return internal("zeromq, " + address + ": " + e.what());

@@ -165,6 +165,7 @@ class WorkerTest : public ::testing::Test {
     c.argv.insert(c.argv.end(), more.begin(), more.end());
     c.env = {"PATH=/usr/bin:/bin", "OMPI_MCA_btl=nonsense",
              "PMIX_RANK=77"};  // must not reach the ranks
+    c.env.insert(c.env.end(), env_.begin(), env_.end());
     for (const char* key : {"ASAN_OPTIONS", "TSAN_OPTIONS", "UBSAN_OPTIONS"})
       if (const char* v = getenv(key))
         c.env.push_back(std::string(key) + "=" + v);
@@ -247,6 +248,7 @@ class WorkerTest : public ::testing::Test {
   }
 
   TempDir dir_;
+  std::vector<std::string> env_;  // of workers started later, too
   int64_t generation_ = 0;
   std::map<std::string, pid_t> pids_;
 };

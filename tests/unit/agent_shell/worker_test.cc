@@ -334,6 +334,22 @@ TEST_F(WorkerTest, TheAddressInTheRunDirectoryReplacesASilentOne) {
   EXPECT_EQ(wait("a"), 0);
 }
 
+TEST_F(WorkerTest, ANameServerThatDoesNotAnswerDoesNotStopAWorker) {
+  const std::string asked = dir_ / "asked", library = dir_ / "library.so";
+  std::filesystem::create_directories(dir_ / "run");
+  // The list of libraries is separated by spaces.
+  std::filesystem::create_symlink(NAME_SERVER_DOWN, library);
+  env_ = {"LD_PRELOAD=" + library, "REMESH_TEST_ASKED=" + asked,
+          "ASAN_OPTIONS=detect_leaks=0:verify_asan_link_order=0"};
+  start(dir_ / "run", "a");
+  ASSERT_TRUE(says("a", "waiting_for_coordinator"));
+  std::ofstream(dir_ / "run/coordinator.addr")
+      << "tcp://stuck.invalid:5710\npid=1\n";
+  ASSERT_TRUE(eventually([&] { return std::filesystem::exists(asked); }))
+      << output("a");
+  EXPECT_EQ(stop("a", SIGTERM), 0) << output("a");
+}
+
 TEST_F(WorkerTest, ARefusalEndsAWorkerThatHasNoJob) {
   ASSERT_EQ(mkdir(scratch().c_str(), 0700), 0);
   const auto server = wire::Server::bind("tcp://127.0.0.1:0", std::nullopt);

@@ -55,6 +55,12 @@ struct Lookup {
   Keys keys = unavailable("not read yet");
 };
 
+// The way to a coordinator, which takes a name server to find.
+struct Route {
+  bool only_ipv6 = false;
+  std::string network;  // network_towards()
+};
+
 class Worker {
  public:
   // Claims the name, cleans up after a predecessor and starts the PMIx server.
@@ -80,6 +86,7 @@ class Worker {
   // Waits for the run directory.
   void connect();
   void connect_to(const std::string& address);
+  void open_client(const Route& route);
   wire::KeyChoice key_choice() const;
   void take_keys(const Keys& keys, int64_t now_ms);
   void use_next_client();
@@ -123,7 +130,10 @@ class Worker {
   std::unique_ptr<WireGuard> wireguard_;
   std::unique_ptr<Launcher> launcher_;
   std::unique_ptr<wire::Client> client_;
-  std::string address_;  // of the coordinator that client_ connects to
+  std::string address_;     // of the coordinator that client_ connects to
+  bool only_ipv6_ = false;  // its host
+  // The way to address_, which a thread looks for: a name server may be down.
+  std::shared_ptr<Background<Route>> route_;
   // With a new key, until it is open; with the key before, until the
   // coordinator has answered to the new one.
   std::unique_ptr<wire::Client> next_;

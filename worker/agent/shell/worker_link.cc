@@ -22,6 +22,10 @@ constexpr int64_t kKeysMs = 1000;
 // A run that has ended and has no coordinator for this long is not resumed now.
 constexpr int64_t kEndedMs = 2000;
 
+Route find_route(const std::string& address) {
+  return {wire::has_only_ipv6(address), network_towards(address)};
+}
+
 }  // namespace
 
 void Worker::connect() {
@@ -34,7 +38,9 @@ void Worker::connect() {
     return;
   }
   keys_ = wire::choose_keys(key_choice());
-  connect_to(*address);
+  address_ = *address;
+  // Nobody waits for this worker yet.
+  open_client(find_route(address_));
 }
 
 wire::KeyChoice Worker::key_choice() const {
@@ -58,7 +64,7 @@ void Worker::take_keys(const Keys& keys, int64_t now_ms) {
   const bool same = keys->has_value() && used_ && (*keys)->own == used_->own &&
                     (*keys)->enrolment == used_->enrolment;
   if (same && now_ms - heard_ms_ < kLookAgainMs) return;
-  auto next = wire::Client::connect(address_, *keys);
+  auto next = wire::Client::connect(address_, *keys, only_ipv6_);
   if (!next.ok()) return;
   next_ = std::move(next).value();
   used_ = *keys;
@@ -78,11 +84,16 @@ void Worker::use_next_client() {
 }
 
 void Worker::connect_to(const std::string& address) {
-  if (client_ && address == address_) return;
+  if ((client_ || route_) && address == address_) return;
   disconnect();
   address_ = address;
+  route_ = Background<Route>::start([address] { return find_route(address); });
+}
+
+void Worker::open_client(const Route& route) {
+  only_ipv6_ = route.only_ipv6;
   auto client = keys_.ok()
-                    ? wire::Client::connect(address, *keys_)
+                    ? wire::Client::connect(address_, *keys_, only_ipv6_)
                     : Result<std::unique_ptr<wire::Client>>(keys_.status());
   if (!client.ok()) {
     log_->error("connect_failed", {{"error", client.status().message()}});
@@ -96,8 +107,7 @@ void Worker::connect_to(const std::string& address) {
   client_ = std::move(client).value();
   used_ = *keys_;
   loop_.watch(client_->fd(), [this] { on_message(); });
-  if (options_.interface.empty())
-    launcher_->set_tcp_interfaces(network_towards(address_));
+  if (options_.interface.empty()) launcher_->set_tcp_interfaces(route.network);
   log_->info("connecting", {{"coordinator", address_}});
 }
 
@@ -112,6 +122,8 @@ void Worker::disconnect() {
 // The coordinator may have moved to another host, even if an address was given.
 void Worker::look_for_coordinator(int64_t now_ms) {
   use_next_client();
+  if (route_ && route_->done)
+    open_client(std::exchange(route_, nullptr)->result);
   if (lookup_ && lookup_->done) {
     const auto done = std::exchange(lookup_, nullptr);
     take_keys(done->result.keys, now_ms);
@@ -134,6 +146,7 @@ void Worker::look_for_coordinator(int64_t now_ms) {
 void Worker::on_lookup(const RunLookup& found, int64_t now_ms) {
   heard_ms_ = now_ms;
   if (found.address.ok()) {
+    if (route_) return;  // not found yet
     // The address given may be a tunnel's: try both in turn.
     const bool moved = *found.address != address_ || !coordinator_.fixed();
     return connect_to(moved ? *found.address : *coordinator_.read());
