@@ -96,10 +96,12 @@ Status address_error(const char* what, const std::string& address, int error,
   if (error == EADDRINUSE)
     return already_exists(std::string(what) + " " + address +
                           ": the address is in use by another process");
-  const std::string full = std::string(what) + " " + address + ": " + text;
-  if (error == EINVAL || error == EPROTONOSUPPORT || error == ENODEV)
-    return invalid_argument(full + " (" + kAddressForm + ")");
-  return unavailable(full);
+  std::string full = std::string(what) + " " + address + ": " + text;
+  const bool malformed = error == EINVAL || error == EPROTONOSUPPORT;
+  if (malformed || error == ENODEV)
+    full += std::string(" (") + kAddressForm + ")";
+  // A network interface or its address may come up later.
+  return malformed ? invalid_argument(full) : unavailable(full);
 }
 
 bool is_ipc(const std::string& address) {

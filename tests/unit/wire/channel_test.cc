@@ -17,6 +17,7 @@
 #include <thread>
 
 #include "proto/base/clock.h"
+#include "proto/base/exit_code.h"
 #include "proto/wire/elements.h"
 #include "proto/wire/inbox.h"
 #include "tests/testing/process.h"
@@ -270,6 +271,16 @@ TEST(Channel, BadAddressesAreNamed) {
   }
   EXPECT_FALSE(Client::connect("nonsense", std::nullopt).ok());
   EXPECT_FALSE(Client::connect("tcp://127.0.0.1:port", std::nullopt).ok());
+}
+
+// As at boot, before the network is up.
+TEST(Channel, AnAddressThatThisHostLacksMayComeLater) {
+  for (const char* absent : {"tcp://nonesuch9:5710", "tcp://192.0.2.1:5710"}) {
+    const auto s = Server::bind(absent, std::nullopt);
+    ASSERT_FALSE(s.ok()) << absent;
+    EXPECT_EQ(exit_code_of(s.status()), kExitTryAgain)
+        << s.status().to_string();
+  }
 }
 
 TEST(Channel, LeavesNoDescriptors) {
