@@ -223,6 +223,8 @@ expect 3 "Is a directory (expected a file; move the folder away)" \
 expect 2 "give a job file" "$bin/remesh-coordinator"
 # A start that fails leaves no run behind.
 expect 2 "tcp://HOST:PORT" "$bin/remesh" run job.toml --bind 5710
+expect 3 "not a folder; set REMESH_SCRATCH" \
+  env REMESH_SCRATCH="$PWD/job.toml" "$bin/remesh" run job.toml --local 1
 expect 5 "no run in" "$bin/remesh" status
 [ -z "$(ls runs 2>/dev/null)" ] || {
   echo "FAIL: a failed start leaves $(ls runs)"
