@@ -7,7 +7,9 @@ set -euo pipefail
 job=$1 steps=$2 && shift 2
 remesh run "$job" --local 2 --run-dir sweep/base --detach > sweep.log
 remesh wait sweep/base --step "$steps" --json | jq -e ".step >= $steps" >> sweep.log
-at=$(remesh checkpoint save sweep/base --json | jq .step) && remesh stop sweep/base >> sweep.log
+at=$(remesh checkpoint save sweep/base --json | jq -e .step) ||
+  { echo "sweep/base was not saved, and trains on" >&2; exit 1; }
+remesh stop sweep/base >> sweep.log
 for lr in "$@"; do
   run=$(remesh fork sweep/base --at "$at" --out "sweep/lr-$lr" --json \
           --set "optimizer.lr=$lr" --set "train.steps=$((at + steps))" | jq -r .run_dir)

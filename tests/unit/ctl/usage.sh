@@ -245,6 +245,20 @@ if grep -q 'zzzz\|qqqq' t.json; then
   echo "FAIL: the tokenizer has learnt the fields of the JSON lines"
   failed=1
 fi
+# The example script ends where the job cannot be saved.
+if command -v jq >/dev/null; then
+  mkdir stub
+  cat >stub/remesh <<'END'
+#!/bin/sh
+case "$1 $2" in
+wait*) echo '{"step": 5}' ;;
+"checkpoint save") exit 3 ;;
+esac
+END
+  chmod +x stub/remesh
+  expect 1 "sweep/base was not saved" env PATH="$PWD/stub:$PATH" \
+    "$model/../../examples/sweep.sh" job.toml 5 1e-3
+fi
 expect 0 "# " "$bin/remesh" job defaults
 expect 0 '"steps": 1000' "$bin/remesh" job defaults --json
 exit $failed
