@@ -43,6 +43,7 @@ std::vector<std::string> split_lines(const std::string& text) {
 namespace {
 
 // Appends the objects of the complete lines in `text`; returns their length.
+// Aborts the test program if a line is none.
 size_t parse_lines(const std::string& text, std::vector<Json>* out) {
   size_t at = 0;
   for (size_t end; (end = text.find('\n', at)) != std::string::npos;
@@ -50,7 +51,9 @@ size_t parse_lines(const std::string& text, std::vector<Json>* out) {
     Json j = Json::parse(text.begin() + static_cast<std::ptrdiff_t>(at),
                          text.begin() + static_cast<std::ptrdiff_t>(end),
                          nullptr, /*allow_exceptions=*/false);
-    if (j.is_object()) out->push_back(std::move(j));
+    CHECK_MSG(j.is_object(),
+              ("not a JSON object: " + text.substr(at, end - at)).c_str());
+    out->push_back(std::move(j));
   }
   return at;
 }

@@ -33,6 +33,7 @@ class JsonLines {
  public:
   explicit JsonLines(std::string path) : path_(std::move(path)) {}
   // The complete lines so far. The reference is valid until the next call.
+  // Aborts the test program if one is not a JSON object.
   const std::vector<Json>& read();
 
  private:

@@ -16,6 +16,12 @@ namespace {
 constexpr std::string_view kGreeting{"\xff\0\0\0\0\0\0\0\1\x7f\3\0CURVE", 17};
 constexpr std::string_view kRequest = "GET / HTTP/1.1\r\nHost: a\r\n\r\n";
 
+bool is_established(int fd) {
+  sockaddr_in peer{};
+  socklen_t size = sizeof(peer);
+  return getpeername(fd, reinterpret_cast<sockaddr*>(&peer), &size) == 0;
+}
+
 }  // namespace
 
 Crowd::Crowd(int port, size_t connections) : port_(port), all_(connections) {}
@@ -52,12 +58,14 @@ void Crowd::step() {
     if (n == 0 || (n < 0 && errno != EAGAIN && errno != ENOTCONN)) {
       drop(c);
       c.fd = connect_to(port_);
-      if (c.fd >= 0) ++opened_;
     } else if (i % 2 == 0 && c.sent < kGreeting.size() &&
                send(c.fd, &kGreeting[c.sent], 1, MSG_DONTWAIT | MSG_NOSIGNAL) ==
                    1) {
       ++c.sent;
     }
+    if (c.fd < 0 || c.established || !is_established(c.fd)) continue;
+    c.established = true;
+    ++opened_;
   }
   most_ = std::max(most_, open());
 }
@@ -76,8 +84,9 @@ void Crowd::scan(int ports) {
 }
 
 size_t Crowd::open() const {
-  return static_cast<size_t>(std::count_if(
-      all_.begin(), all_.end(), [](const Connection& c) { return c.fd >= 0; }));
+  return static_cast<size_t>(
+      std::count_if(all_.begin(), all_.end(),
+                    [](const Connection& c) { return c.established; }));
 }
 
 }  // namespace remesh::testing

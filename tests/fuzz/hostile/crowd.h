@@ -22,7 +22,7 @@ class Crowd {
   // Knocks at the next `ports` ports, with an HTTP request.
   void scan(int ports);
 
-  size_t open() const;  // connections now
+  size_t open() const;  // connections now, without those under way
   size_t most() const { return most_; }
   int64_t opened() const { return opened_; }  // connections ever
   int64_t scanned() const { return scanned_; }
@@ -31,6 +31,7 @@ class Crowd {
  private:
   struct Connection {
     int fd = -1;
+    bool established = false;
     size_t sent = 0;
   };
   static int connect_to(int port);

@@ -117,5 +117,12 @@ TEST(JsonLinesTest, ReadsAppendedLinesAndStartsOverWhenTheFileIsTruncated) {
   EXPECT_EQ(lines.read()[0]["a"], 9);
 }
 
+TEST(JsonLinesDeathTest, ALineThatIsNoObjectIsNotSkipped) {
+  const TempDir dir;
+  const std::string path = dir.path() + "/m.jsonl";
+  write_whole(path, "{\"a\":1}\n{\"a\":2\n");
+  EXPECT_DEATH((void)JsonLines(path).read(), "not a JSON object: ..a.:2");
+}
+
 }  // namespace
 }  // namespace remesh::testing
