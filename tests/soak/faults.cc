@@ -15,7 +15,7 @@ namespace {
 constexpr int64_t kRanksMs = 3'000;
 constexpr uint64_t kAwayMs = 400;   // absence of a killed daemon
 constexpr uint64_t kPauseMs = 900;  // pause of a rank
-constexpr int64_t kSilentMs = 2'200;
+constexpr int64_t kSilentMs = kDeadAfterMs + 700;
 constexpr int64_t kRoomLeft = 64 << 10;  // on a full disk
 // The coordinator of the last part of the run is not killed, so that its memory
 // can be observed over many faults.

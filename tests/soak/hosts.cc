@@ -10,8 +10,9 @@ namespace remesh::soak {
 namespace {
 
 constexpr size_t kMostWorkers = 5;  // on one machine
-constexpr uint64_t kCutOffMs = 6'000;
-constexpr uint64_t kPairCutOffMs = 9'000;
+// At most; about half of them are long enough to be taken for a death.
+constexpr uint64_t kCutOffMs = 2 * kDeadAfterMs;
+constexpr uint64_t kPairCutOffMs = 2 * kDeadAfterMs;
 constexpr uint64_t kFullMs = 4'000;
 constexpr double kLostShare = 0.05;
 constexpr int64_t kSlowBits = 30'000'000;

@@ -44,15 +44,16 @@ int64_t open_files(int pid) {
 }  // namespace
 
 testing::Settings job_settings(const Options& o, const std::string& disk) {
-  testing::Settings s = {{"train.steps", "100000000"},
-                         {"train.digest", "true"},
-                         {"train.eval_sequences", "64"},
-                         {"parallel.zero_stage", std::to_string(o.zero_stage)},
-                         {"elastic.dead_after_ms", "1500"},
-                         {"elastic.hang_after_s", "3"},
-                         {"elastic.max_same_failures", "1000"},
-                         {"elastic.max_failures_without_progress", "10000"},
-                         {"checkpoint.interval", "40"}};
+  testing::Settings s = {
+      {"train.steps", "100000000"},
+      {"train.digest", "true"},
+      {"train.eval_sequences", "64"},
+      {"parallel.zero_stage", std::to_string(o.zero_stage)},
+      {"elastic.dead_after_ms", std::to_string(kDeadAfterMs)},
+      {"elastic.hang_after_s", "3"},
+      {"elastic.max_same_failures", "1000"},
+      {"elastic.max_failures_without_progress", "10000"},
+      {"checkpoint.interval", "40"}};
   if (!disk.empty()) s["checkpoint.folder"] = "\"" + disk + "\"";
   if (!o.keep_mesh) return s;
   s["elastic.min_slots"] = std::to_string(kKeptSlots);

@@ -22,6 +22,9 @@
 
 namespace remesh::soak {
 
+// elastic.dead_after_ms: more than a busy machine keeps a process waiting.
+inline constexpr int64_t kDeadAfterMs = 5'000;
+
 struct Options {
   int faults = 500;
   uint64_t seed = 0;
