@@ -28,7 +28,8 @@ cmake --preset "${preset%-e2e}" -DREMESH_TESTS=ON -DREMESH_BENCH=ON
 # the tests with threads of our own are built and run, with one OpenMP thread for
 # each: what OpenMP threads share among themselves is not checked.
 threaded=(wire_test board_test local_comm_test store_test server_test
-          train_test agent_shell_test model_test engine_test exchange_test)
+          train_test agent_shell_test model_test engine_test exchange_test
+          base_test checkpoint_blocks_test measure_test rundir_test trace_test)
 targets=(all)
 select=()
 if [ "$preset" = tsan ]; then
