@@ -190,16 +190,22 @@ std::string process_state(pid_t pid) {
 }
 
 std::string own_address() {
-  for (int port = 20'000 + getpid() % 9'000;; ++port) {
+  static int port = 20'000;
+  // 127.1.0.0 and above: all of 127.0.0.0/8 is loopback.
+  const auto pid = static_cast<uint32_t>(getpid());
+  const uint32_t host = 0x7f010000 + (pid & 0x3fffff);
+  while (true) {
     sockaddr_in at{};
     at.sin_family = AF_INET;
-    at.sin_addr.s_addr = htonl(INADDR_LOOPBACK);
-    at.sin_port = htons(static_cast<uint16_t>(port));
+    at.sin_addr.s_addr = htonl(host);
+    at.sin_port = htons(static_cast<uint16_t>(++port));
     const int fd = socket(AF_INET, SOCK_STREAM | SOCK_CLOEXEC, 0);
     const bool is_free =
         bind(fd, reinterpret_cast<sockaddr*>(&at), sizeof(at)) == 0;
     close(fd);
-    if (is_free) return "tcp://127.0.0.1:" + std::to_string(port);
+    if (is_free)
+      return fmt::format("tcp://127.{}.{}.{}:{}", host >> 16 & 0xff,
+                         host >> 8 & 0xff, host & 0xff, port);
   }
 }
 

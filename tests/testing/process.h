@@ -72,8 +72,9 @@ int send_signal(pid_t pid, int signal);
 // generous time on an idle machine: others use this one too.
 bool wait_until(const std::function<bool()>& done, int64_t timeout_ms);
 
-// An address to listen on again later. Ports that the kernel hands out are
-// larger, so nobody takes it meanwhile.
+// An address to listen on again later, another one each time. Nobody takes it
+// meanwhile: its IP address is of this process alone, and ports that the kernel
+// hands out are larger.
 std::string own_address();
 void sleep_ms(int64_t ms);
 

@@ -2,8 +2,13 @@
 
 #include <fmt/format.h>
 #include <gtest/gtest.h>
+#include <sys/wait.h>
+#include <unistd.h>
 
 #include <fstream>
+
+#include "tests/testing/files.h"
+#include "tests/testing/process.h"
 
 namespace remesh::testing {
 namespace {
@@ -100,6 +105,24 @@ TEST(Records, TheFirstDifferentLossIsFound) {
   EXPECT_EQ(first_difference(a, b), 2);
   b = {"{}"};
   EXPECT_EQ(first_difference(b, b), 1) << "no loss at all";
+}
+
+TEST(OwnAddressTest, NoTwoProcessesHaveTheSameHost) {
+  const auto host_of = [](const std::string& address) {
+    return address.substr(0, address.rfind(':'));
+  };
+  const TempDir dir;
+  const std::string file = dir.path() + "/address";
+  const pid_t child = fork();
+  if (child == 0) {
+    write_whole(file, own_address());
+    _exit(0);
+  }
+  waitpid(child, nullptr, 0);
+  const std::string mine = own_address(), its = read_whole(file);
+  EXPECT_EQ(its.rfind("tcp://127.", 0), 0U) << its;
+  EXPECT_NE(host_of(its), host_of(mine));
+  EXPECT_NE(own_address(), mine);
 }
 
 TEST(JsonLinesTest, ReadsAppendedLinesAndStartsOverWhenTheFileIsTruncated) {
