@@ -50,30 +50,43 @@ std::string template_text(const Json& config, std::string_view name) {
   return name == "default" ? text_in(config, "chat_template") : "";
 }
 
-Result<std::string> settings_of(const std::string& path) {
+Result<Json> read_config(const std::string& path) {
   ASSIGN_OR_RETURN(const std::string text,
                    read_file(*posix_file_system(), path, kMostBytes));
-  Json settings = {{"bos_token", ""}, {"eos_token", ""}, {"template", text}};
-  const bool alone = !path.ends_with(".json");
-  std::string config_text = text;
-  // A template in a file of its own takes its tokens from the one beside it.
-  if (alone) {
-    const auto beside =
-        read_file(*posix_file_system(),
-                  path_join(parent_path(path), kConfigName), kMostBytes);
-    config_text = beside.ok() ? *beside : "{}";
-  }
-  const Json config = Json::parse(config_text, nullptr, /*exceptions=*/false);
-  if (!config.is_object())
-    return corrupt((alone ? path_join(parent_path(path), kConfigName) : path) +
-                   ": is no JSON object");
-  if (!alone) {
+  Json config = Json::parse(text, nullptr, /*exceptions=*/false);
+  if (!config.is_object()) return corrupt(path + ": is no JSON object");
+  return config;
+}
+
+// The file with the tokens that a template refers to: that of the tokenizer,
+// or else the template's own or the one beside it. "": there is none.
+std::string tokens_file(const std::string& path, const std::string& folder) {
+  const auto fs = posix_file_system();
+  std::string file = path_join(folder, kConfigName);
+  if (!folder.empty() && fs->exists(file)) return file;
+  if (path.ends_with(".json")) return path;
+  file = path_join(parent_path(path), kConfigName);
+  return fs->exists(file) ? file : "";
+}
+
+Result<std::string> settings_of(const std::string& path,
+                                const std::string& tokenizer_folder) {
+  Json settings = {{"bos_token", ""}, {"eos_token", ""}, {"template", ""}};
+  if (path.ends_with(".json")) {
+    ASSIGN_OR_RETURN(const Json config, read_config(path));
     settings["template"] = template_text(config, "default");
     const std::string with_tools = template_text(config, "tool_use");
     if (!with_tools.empty()) settings["tool_use"] = with_tools;
+  } else {
+    ASSIGN_OR_RETURN(settings["template"],
+                     read_file(*posix_file_system(), path, kMostBytes));
   }
-  for (const char* key : {"bos_token", "eos_token"})
-    settings[key] = token_text(config, key);
+  if (const std::string file = tokens_file(path, tokenizer_folder);
+      !file.empty()) {
+    ASSIGN_OR_RETURN(const Json config, read_config(file));
+    for (const char* key : {"bos_token", "eos_token"})
+      settings[key] = token_text(config, key);
+  }
   if (settings["template"] == "")
     return invalid_argument(path + ": has no chat_template");
   return settings.dump(-1, ' ', false, Json::error_handler_t::replace);
@@ -95,8 +108,9 @@ Result<std::string> ChatTemplate::find(const std::string& folder) {
 }
 
 Result<std::unique_ptr<ChatTemplate>> ChatTemplate::open(
-    const std::string& path) {
-  ASSIGN_OR_RETURN(const std::string settings, settings_of(path));
+    const std::string& path, const std::string& tokenizer_folder) {
+  ASSIGN_OR_RETURN(const std::string settings,
+                   settings_of(path, tokenizer_folder));
   std::unique_ptr<ChatTemplate> out(new ChatTemplate(path));
   out->id_ = hex(xxh3_128(std::as_bytes(std::span(settings))));
   out->end_token_ = text_in(Json::parse(settings), "eos_token");

@@ -277,14 +277,20 @@ class Reading {
   uint64_t text_bytes_ = 0;  // of the file
 };
 
-// The file that --chat-template names, or that is beside the tokenizer.
-Result<std::string> find_template(const PrepareOptions& o) {
-  if (!o.chat_template.empty()) return o.chat_template;
-  if (o.tokenizer == "bytes")
-    return invalid_argument(
-        "--chat: the tokenizer 'bytes' has no chat template; give one with "
-        "--chat-template");
-  return ChatTemplate::find(parent_path(o.tokenizer));
+// The template in the file that --chat-template names, or that is beside the
+// tokenizer.
+Result<std::unique_ptr<ChatTemplate>> open_template(const PrepareOptions& o) {
+  const std::string folder =
+      o.tokenizer == "bytes" ? "" : parent_path(o.tokenizer);
+  std::string path = o.chat_template;
+  if (path.empty()) {
+    if (folder.empty())
+      return invalid_argument(
+          "--chat: the tokenizer 'bytes' has no chat template; give one with "
+          "--chat-template");
+    ASSIGN_OR_RETURN(path, ChatTemplate::find(folder));
+  }
+  return ChatTemplate::open(path, folder);
 }
 
 }  // namespace
@@ -296,8 +302,7 @@ Result<PrepareSummary> prepare(const PrepareOptions& given, FileSystem& fs,
   ASSIGN_OR_RETURN(options.inputs, expand_inputs(given.inputs));
   std::unique_ptr<ChatTemplate> chat;
   if (options.chat) {
-    ASSIGN_OR_RETURN(const std::string path, find_template(options));
-    ASSIGN_OR_RETURN(chat, ChatTemplate::open(path));
+    ASSIGN_OR_RETURN(chat, open_template(options));
     options.chat_template = chat->id();
   }
   ASSIGN_OR_RETURN(const std::unique_ptr<tokenizer::Tokenizer> tokenizer,

@@ -136,6 +136,32 @@ TEST_F(ChatTemplateTest, ATemplateOfItsOwnHasTheTokensBesideIt) {
                   "tokenizer_config.json: is no JSON object");
 }
 
+TEST_F(ChatTemplateTest, TokensAreThoseOfTheTokenizerInUse) {
+  const TempDir tokenizer;
+  tokenizer.write("tokenizer_config.json",
+                  R"({"bos_token": "<b>", "eos_token": "<e>",
+                      "chat_template": "not this one"})");
+  const auto text = [&](const std::string& path, const std::string& folder) {
+    const auto chat = ChatTemplate::open(path, folder);
+    EXPECT_TRUE(chat.ok()) << chat.status().message();
+    return marked((*chat)->render(R"({"messages": []})", "f").value());
+  };
+  const std::string alone =
+      dir_.write("t.jinja", "{{ bos_token }}{{ eos_token }}|");
+  EXPECT_EQ(text(alone, tokenizer / ""), "<b><e>|");
+  EXPECT_EQ(text(alone, dir_ / "no_such_folder"), "|");
+  // Also where the template comes with tokens of another tokenizer.
+  const std::string config =
+      dir_.write("tokenizer_config.json",
+                 R"({"bos_token": "<s>", "eos_token": "</s>",
+          "chat_template": "{{ bos_token }}{{ eos_token }}|"})");
+  EXPECT_EQ(text(alone, tokenizer / ""), "<b><e>|");
+  EXPECT_EQ(text(config, tokenizer / ""), "<b><e>|");
+  EXPECT_EQ(text(alone, dir_ / "no_such_folder"), "<s></s>|");
+  EXPECT_EQ(text(config, ""), "<s></s>|");
+  EXPECT_EQ((*ChatTemplate::open(alone, tokenizer / ""))->end_token(), "<e>");
+}
+
 // As they are given, by the template that is for them.
 TEST_F(ChatTemplateTest, ToolsKeepTheirOrderAndHaveTheirTemplate) {
   const std::string default_template =

@@ -46,6 +46,20 @@ TEST(Chat, IsTheWholeConversationByTheModelsTemplate) {
             one + " 10\n<|endoftext|>\nuser: Sure?\n<|endoftext|>\nassistant:");
 }
 
+TEST(Chat, ATemplateFromElsewhereHasTheModelsTokens) {
+  const ChatModel m;
+  m.folder.put("tokenizer_config.json", kSettings);
+  const testing::TempDir elsewhere;
+  const std::string path = elsewhere.path() + "/own.jinja";
+  testing::write_whole(path, "{{ messages[0].content }}{{ eos_token }}");
+  ModelFiles files = m.files();
+  files.end.clear();
+  Chat chat = Chat::open(files, path, "").value();
+  const int32_t end = files.tokenizer->end_of_text();
+  EXPECT_EQ(files.end, std::set<int32_t>{end});
+  EXPECT_EQ(chat.ask("a").value(), (std::vector<int32_t>{'a', end}));
+}
+
 TEST(Chat, NeedsATemplate) {
   const ChatModel m;
   ModelFiles files = m.files();
