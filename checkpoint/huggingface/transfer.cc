@@ -183,17 +183,23 @@ Status write_weights(Export& e, const WeightFile& file) {
 // The files that describe text, unchanged.
 Status copy_text_files(FileSystem& fs, const std::string& from,
                        const std::string& to) {
+  const auto copy = [&](const std::string& name) -> Status {
+    ASSIGN_OR_RETURN(const std::string text,
+                     read_file(fs, path_join(from, name), kMaxCopiedBytes));
+    return write_file(fs, path_join(to, name), text);
+  };
   for (const char* name :
        {"tokenizer.json", "tokenizer_config.json", "tokenizer.model",
         "special_tokens_map.json", "added_tokens.json", "vocab.json",
-        "merges.txt", "chat_template.jinja", "generation_config.json"}) {
-    const std::string path = path_join(from, name);
-    if (!fs.exists(path)) continue;
-    ASSIGN_OR_RETURN(const std::string text,
-                     read_file(fs, path, kMaxCopiedBytes));
-    RETURN_IF_ERROR(write_file(fs, path_join(to, name), text));
-  }
-  return ok_status();
+        "merges.txt", "chat_template.jinja", "generation_config.json"})
+    if (fs.exists(path_join(from, name))) RETURN_IF_ERROR(copy(name));
+  const std::string more = "additional_chat_templates";
+  if (!fs.exists(path_join(from, more))) return ok_status();
+  ASSIGN_OR_RETURN(const auto names, fs.list(path_join(from, more)));
+  RETURN_IF_ERROR(fs.create_dirs(path_join(to, more)));
+  for (const std::string& name : names)
+    if (name.ends_with(".jinja")) RETURN_IF_ERROR(copy(path_join(more, name)));
+  return fs.sync_dir(path_join(to, more));
 }
 
 Status write_folder(Export& e, const std::vector<WeightFile>& files) {

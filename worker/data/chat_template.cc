@@ -8,6 +8,7 @@
 
 #include <array>
 #include <cerrno>
+#include <filesystem>
 #include <nlohmann/json.hpp>
 #include <span>
 #include <utility>
@@ -25,6 +26,9 @@ using Json = nlohmann::ordered_json;
 
 constexpr uint64_t kMostBytes = uint64_t{64} << 20;
 constexpr char kConfigName[] = "tokenizer_config.json";
+constexpr char kTemplateName[] = "chat_template.jinja";
+// Beside kTemplateName; the templates with other names are not needed here.
+constexpr char kToolUseName[] = "additional_chat_templates/tool_use.jinja";
 
 // The text in a field of an object; "" if there is none.
 std::string text_in(const Json& object, const char* key) {
@@ -78,8 +82,14 @@ Result<std::string> settings_of(const std::string& path,
     const std::string with_tools = template_text(config, "tool_use");
     if (!with_tools.empty()) settings["tool_use"] = with_tools;
   } else {
-    ASSIGN_OR_RETURN(settings["template"],
-                     read_file(*posix_file_system(), path, kMostBytes));
+    const auto fs = posix_file_system();
+    ASSIGN_OR_RETURN(settings["template"], read_file(*fs, path, kMostBytes));
+    const std::string with_tools = path_join(parent_path(path), kToolUseName);
+    if (std::filesystem::path(path).filename() == kTemplateName &&
+        fs->exists(with_tools)) {
+      ASSIGN_OR_RETURN(settings["tool_use"],
+                       read_file(*fs, with_tools, kMostBytes));
+    }
   }
   if (const std::string file = tokens_file(path, tokenizer_folder);
       !file.empty()) {
@@ -98,7 +108,7 @@ Result<std::string> ChatTemplate::find(const std::string& folder) {
   if (folder.empty())
     return not_found(
         "the tokenizer has no chat template; give one with --chat-template");
-  for (const char* name : {"chat_template.jinja", kConfigName}) {
+  for (const char* name : {kTemplateName, kConfigName}) {
     const std::string path = path_join(folder, name);
     if (posix_file_system()->exists(path)) return path;
   }

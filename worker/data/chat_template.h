@@ -25,10 +25,12 @@ using Conversation = std::vector<ChatPiece>;
 class ChatTemplate {
  public:
   // `path`: a tokenizer_config.json, or a file with the template alone, such as
-  // chat_template.jinja. bos_token and eos_token are those of the
-  // tokenizer_config.json in `tokenizer_folder`, or, without one, of `path` or
-  // the file beside it. NotFound without the file, InvalidArgument if it has no
-  // template or an invalid one, Unavailable without python3 or jinja2.
+  // chat_template.jinja, which has that of conversations with tools in
+  // additional_chat_templates/tool_use.jinja beside it. bos_token and eos_token
+  // are those of the tokenizer_config.json in `tokenizer_folder`, or, without
+  // one, of `path` or the file beside it. NotFound without the file,
+  // InvalidArgument if it has no template or an invalid one, Unavailable
+  // without python3 or jinja2.
   static Result<std::unique_ptr<ChatTemplate>> open(
       const std::string& path, const std::string& tokenizer_folder = "");
   ~ChatTemplate();

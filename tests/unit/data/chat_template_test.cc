@@ -185,6 +185,26 @@ TEST_F(ChatTemplateTest, ToolsKeepTheirOrderAndHaveTheirTemplate) {
             "user:t;");
 }
 
+TEST_F(ChatTemplateTest, ToolsHaveTheAdditionalTemplate) {
+  std::filesystem::create_directory(dir_ / "additional_chat_templates");
+  dir_.write("additional_chat_templates/tool_use.jinja", "with tools");
+  dir_.write("additional_chat_templates/rag.jinja", "{% for %}");
+  const std::string path = dir_.write("chat_template.jinja", "without");
+  const auto text = [&](const std::string& file, const char* more) {
+    const auto chat = ChatTemplate::open(file);
+    EXPECT_TRUE(chat.ok()) << chat.status().message();
+    return marked(
+        (*chat)
+            ->render(std::string(R"({"messages": [])") + more + "}", "f:1")
+            .value());
+  };
+  EXPECT_EQ(text(path, ""), "without");
+  EXPECT_EQ(text(path, R"(, "tools": [])"), "with tools");
+  // Another file is a template of its own.
+  const std::string own = dir_.write("own.jinja", "own");
+  EXPECT_EQ(text(own, R"(, "tools": [])"), "own");
+}
+
 TEST_F(ChatTemplateTest, DeepConversationsAreRefused) {
   const auto chat =
       ChatTemplate::open(dir_.write("t.jinja", kTemplate)).value();

@@ -310,10 +310,14 @@ TEST(Transfer, TakesOverWhatDescribesText) {
                                      Dtype::kFp32))
                   .ok());
   ASSERT_TRUE(write_file(fs, "like/tokenizer.json", "{\"x\": 1}").ok());
+  const std::string tools = "additional_chat_templates/tool_use.jinja";
+  ASSERT_TRUE(fs.create_dirs("like/additional_chat_templates").ok());
+  ASSERT_TRUE(write_file(fs, "like/" + tools, "{{ tools }}").ok());
   const auto done =
       export_model(fs, imported->path, "hf", {.like = "like"}, kSilent);
   ASSERT_TRUE(done.ok()) << done.status().to_string();
   EXPECT_EQ(get(fs, "hf/tokenizer.json"), "{\"x\": 1}");
+  EXPECT_EQ(get(fs, "hf/" + tools), "{{ tools }}");
   const auto config = read_config(fs, "hf");
   ASSERT_TRUE(config.ok());
   EXPECT_EQ(config->max_position, 777);
