@@ -142,12 +142,13 @@ Status ChatTemplate::start(const std::string& settings) {
   posix_spawn_file_actions_init(&actions);
   posix_spawn_file_actions_adddup2(&actions, ends[1], STDIN_FILENO);
   posix_spawn_file_actions_adddup2(&actions, ends[1], STDOUT_FILENO);
-  std::string name = "python3", alone = "-I", run = "-c",
-              script = kChatTemplatePy;
-  char* arguments[] = {name.data(), alone.data(), run.data(), script.data(),
-                       nullptr};
-  const int failed =
-      ::posix_spawnp(&pid_, "python3", &actions, nullptr, arguments, environ);
+  // Requests are UTF-8, whatever the locale says.
+  std::string words[] = {"python3", "-I", "-X", "utf8", "-c", kChatTemplatePy};
+  std::vector<char*> arguments;
+  for (std::string& word : words) arguments.push_back(word.data());
+  arguments.push_back(nullptr);
+  const int failed = ::posix_spawnp(&pid_, "python3", &actions, nullptr,
+                                    arguments.data(), environ);
   posix_spawn_file_actions_destroy(&actions);
   ::close(ends[1]);
   if (failed != 0) {

@@ -162,6 +162,26 @@ TEST_F(ChatTemplateTest, TokensAreThoseOfTheTokenizerInUse) {
   EXPECT_EQ((*ChatTemplate::open(alone, tokenizer / ""))->end_token(), "<e>");
 }
 
+// A python3 that, like one under an 8-bit locale, takes text for UTF-8 only if
+// it is told to.
+TEST_F(ChatTemplateTest, TextIsUtf8InEveryLocale) {
+  const std::string path = ::getenv("PATH");
+  const std::string script = dir_.write(
+      "python3", "#!/bin/sh\nPATH='" + path +
+                     "'\ncase \" $* \" in *' -X utf8 '*) exec python3 \"$@\";; "
+                     "esac\nexec env LC_ALL=C python3 -X utf8=0 \"$@\"\n");
+  std::filesystem::permissions(script, std::filesystem::perms::owner_all);
+  ::setenv("PATH", (dir_ / ":" + path).c_str(), 1);
+  const auto chat = ChatTemplate::open(dir_.write(
+      "t.jinja", "{{ messages[0].content }} größer {{ 'größer' | length }}"));
+  ::setenv("PATH", path.c_str(), 1);
+  ASSERT_TRUE(chat.ok()) << chat.status().message();
+  const auto text =
+      (*chat)->render(R"({"messages": [{"content": "Größe\u20ac"}]})", "f:1");
+  ASSERT_TRUE(text.ok()) << text.status().message();
+  EXPECT_EQ(marked(*text), "Größe\u20ac größer 6");
+}
+
 // As they are given, by the template that is for them.
 TEST_F(ChatTemplateTest, ToolsKeepTheirOrderAndHaveTheirTemplate) {
   const std::string default_template =
