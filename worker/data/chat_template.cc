@@ -8,10 +8,12 @@
 
 #include <array>
 #include <cerrno>
+#include <csignal>
 #include <filesystem>
 #include <nlohmann/json.hpp>
 #include <span>
 #include <utility>
+#include <vector>
 
 #include "proto/base/file_system.h"
 #include "proto/base/json_depth.h"
@@ -118,10 +120,11 @@ Result<std::string> ChatTemplate::find(const std::string& folder) {
 }
 
 Result<std::unique_ptr<ChatTemplate>> ChatTemplate::open(
-    const std::string& path, const std::string& tokenizer_folder) {
+    const std::string& path, const std::string& tokenizer_folder,
+    int most_seconds) {
   ASSIGN_OR_RETURN(const std::string settings,
                    settings_of(path, tokenizer_folder));
-  std::unique_ptr<ChatTemplate> out(new ChatTemplate(path));
+  std::unique_ptr<ChatTemplate> out(new ChatTemplate(path, most_seconds));
   out->id_ = hex(xxh3_128(std::as_bytes(std::span(settings))));
   out->end_token_ = text_in(Json::parse(settings), "eos_token");
   RETURN_IF_ERROR(out->start(settings));
@@ -143,7 +146,13 @@ Status ChatTemplate::start(const std::string& settings) {
   posix_spawn_file_actions_adddup2(&actions, ends[1], STDIN_FILENO);
   posix_spawn_file_actions_adddup2(&actions, ends[1], STDOUT_FILENO);
   // Requests are UTF-8, whatever the locale says.
-  std::string words[] = {"python3", "-I", "-X", "utf8", "-c", kChatTemplatePy};
+  std::string words[] = {"python3",
+                         "-I",
+                         "-X",
+                         "utf8",
+                         "-c",
+                         kChatTemplatePy,
+                         std::to_string(most_seconds_)};
   std::vector<char*> arguments;
   for (std::string& word : words) arguments.push_back(word.data());
   arguments.push_back(nullptr);
@@ -159,6 +168,8 @@ Status ChatTemplate::start(const std::string& settings) {
   }
   RETURN_IF_ERROR(send(settings));
   const auto answer = receive();
+  if (answer.status().code() == Code::kExhausted)
+    return answer.status().with_context(path_);
   if (!answer.ok())
     return unavailable(path_ +
                        ": chat templates need python3 with jinja2 "
@@ -183,8 +194,8 @@ Status ChatTemplate::send(std::string_view line) {
 
 Result<std::string> ChatTemplate::receive() {
   std::array<char, 1 << 16> portion;
-  for (;;) {
-    const size_t end = received_.find('\n');
+  for (size_t searched = 0;;) {
+    const size_t end = received_.find('\n', searched);
     if (end != std::string::npos) {
       std::string line = received_.substr(0, end);
       received_.erase(0, end + 1);
@@ -193,9 +204,20 @@ Result<std::string> ChatTemplate::receive() {
     const ssize_t n = ::recv(socket_, portion.data(), portion.size(), 0);
     if (n < 0 && errno == EINTR) continue;
     if (n < 0) return errno_error("read from python3", errno);
-    if (n == 0) return unavailable("python3 ended");
+    if (n == 0) return ended();
+    searched = received_.size();
     received_.append(portion.data(), static_cast<size_t>(n));
   }
+}
+
+// Why python3 has closed its end.
+Status ChatTemplate::ended() {
+  int how = 0;
+  if (pid_ > 0) ::waitpid(pid_, &how, 0);
+  pid_ = -1;
+  if (WIFSIGNALED(how) && WTERMSIG(how) == SIGALRM)
+    return exhausted(fmt::format("takes over {} s", most_seconds_));
+  return unavailable("python3 ended");
 }
 
 Result<Conversation> ChatTemplate::render(std::string_view line,
@@ -225,8 +247,11 @@ Result<std::string> ChatTemplate::prompt(std::string_view messages) {
 Result<Conversation> ChatTemplate::ask(const std::string& request,
                                        const std::string& place) {
   RETURN_IF_ERROR(send(request));
-  ASSIGN_OR_RETURN(const std::string answer, receive());
-  const Json v = Json::parse(answer, nullptr, /*exceptions=*/false);
+  const auto answer = receive();
+  if (!answer.ok())
+    return answer.status().with_context(
+        fmt::format("{}: the chat template {}", place, path_));
+  const Json v = Json::parse(*answer, nullptr, /*exceptions=*/false);
   if (!v.is_object() || !v.contains("pieces"))
     return corrupt(
         fmt::format("{}: the chat template {} refuses it: {}", place, path_,

@@ -2,7 +2,8 @@
 // Jinja template as Hugging Face's models have in tokenizer_config.json.
 //
 // python3 renders it with the package jinja2, in a process of its own that
-// lives as long as the object; chat_template.py says how. Not thread-safe.
+// lives as long as the object; chat_template.py says how. A conversation may
+// take 60 s, 4 GiB of memory and 64 Mi characters of text. Not thread-safe.
 #pragma once
 
 #include <sys/types.h>
@@ -24,15 +25,18 @@ using Conversation = std::vector<ChatPiece>;
 
 class ChatTemplate {
  public:
+  static constexpr int kMostSeconds = 60;
+
   // `path`: a tokenizer_config.json, or a file with the template alone, such as
   // chat_template.jinja, which has that of conversations with tools in
   // additional_chat_templates/tool_use.jinja beside it. bos_token and eos_token
   // are those of the tokenizer_config.json in `tokenizer_folder`, or, without
   // one, of `path` or the file beside it. NotFound without the file,
   // InvalidArgument if it has no template or an invalid one, Unavailable
-  // without python3 or jinja2.
+  // without python3 or jinja2, Exhausted if it takes over `most_seconds`.
   static Result<std::unique_ptr<ChatTemplate>> open(
-      const std::string& path, const std::string& tokenizer_folder = "");
+      const std::string& path, const std::string& tokenizer_folder = "",
+      int most_seconds = kMostSeconds);
   ~ChatTemplate();
   ChatTemplate(const ChatTemplate&) = delete;
   ChatTemplate& operator=(const ChatTemplate&) = delete;
@@ -45,7 +49,7 @@ class ChatTemplate {
 
   // `line`: a JSON object with "messages", a list of {"role", "content"}, and
   // perhaps "tools". Corrupt, naming `place`, if it is none or the template
-  // refuses it.
+  // refuses it; Exhausted if that takes too long, after which every call fails.
   Result<Conversation> render(std::string_view line, const std::string& place);
   // The text that a model continues with its answer to the last of these
   // messages, a JSON list. Fails likewise.
@@ -54,14 +58,17 @@ class ChatTemplate {
   const std::string& end_token() const { return end_token_; }
 
  private:
-  explicit ChatTemplate(std::string path) : path_(std::move(path)) {}
+  ChatTemplate(std::string path, int most_seconds)
+      : path_(std::move(path)), most_seconds_(most_seconds) {}
   Status start(const std::string& settings);
   Result<Conversation> ask(const std::string& request,
                            const std::string& place);
   Status send(std::string_view line);
   Result<std::string> receive();
+  Status ended();
 
   std::string path_, id_, end_token_;
+  int most_seconds_;
   pid_t pid_ = -1;
   int socket_ = -1;
   std::string received_;

@@ -14,9 +14,14 @@ them, what an assistant's message adds to the text that ends with the prompt for
 it. Some templates write a message in another way once others follow, as Qwen 3
 does with the thoughts before an answer: then it is what stands between the
 prompt and the end of the turn in the text of the whole conversation.
+
+The argument is the most seconds that a line may take: after that SIGALRM ends
+the process, also in the middle of a function written in C.
 """
 import json
+import resource
 import secrets
+import signal
 import sys
 
 import jinja2
@@ -27,6 +32,10 @@ from jinja2.sandbox import ImmutableSandboxedEnvironment
 # Texts that no conversation has.
 BEGIN = secrets.token_hex(16)
 END = secrets.token_hex(16)
+
+MOST_TEXT = 64 << 20  # characters
+MOST_MEMORY_GIB = 4
+MOST_ERROR = 1000  # characters
 
 
 class Generation(Extension):
@@ -71,9 +80,15 @@ class Renderer:
         return self.templates[conversation.get("tools") is not None]
 
     def render(self, conversation, messages, prompt=False):
-        return self.template(conversation)[0].render(
-            messages=messages, tools=conversation.get("tools"), documents=None,
-            add_generation_prompt=prompt, **self.tokens)
+        parts, size = [], 0
+        for part in self.template(conversation)[0].generate(
+                messages=messages, tools=conversation.get("tools"),
+                documents=None, add_generation_prompt=prompt, **self.tokens):
+            size += len(part)
+            if size > MOST_TEXT:
+                raise_exception(f"the text has over {MOST_TEXT} characters")
+            parts.append(part)
+        return "".join(parts)
 
     def pieces(self, conversation):
         messages = conversation["messages"]
@@ -155,9 +170,25 @@ class Renderer:
         return out
 
 
+def limit_memory():
+    limits = resource.getrlimit(resource.RLIMIT_AS)
+    most = [n for n in limits if n != resource.RLIM_INFINITY]
+    most.append(MOST_MEMORY_GIB << 30)
+    resource.setrlimit(resource.RLIMIT_AS, (min(most), limits[1]))
+
+
+def in_one_line(error):
+    text = str(error)
+    if isinstance(error, MemoryError):
+        text = f"needs over {MOST_MEMORY_GIB} GiB of memory"
+    return " ".join(f"{type(error).__name__}: {text}"[:MOST_ERROR].split())
+
+
 def main():
+    limit_memory()
     renderer = None
     for line in sys.stdin:
+        signal.alarm(int(sys.argv[1]))
         try:
             request = json.loads(line)
             if renderer is None:
@@ -165,10 +196,11 @@ def main():
                 answer = {"pieces": []}
             else:
                 answer = {"pieces": [p for p in renderer.pieces(request) if p[0]]}
-        except (jinja2.TemplateError, KeyError, TypeError, ValueError,
-                AttributeError) as e:
-            answer = {"error": f"{type(e).__name__}: {e}"}
-        print(json.dumps(answer), flush=True)
+            answer = json.dumps(answer)
+        except Exception as e:
+            answer = json.dumps({"error": in_one_line(e)})
+        signal.alarm(0)
+        print(answer, flush=True)
 
 
 main()

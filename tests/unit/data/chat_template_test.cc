@@ -235,6 +235,47 @@ TEST_F(ChatTemplateTest, DeepConversationsAreRefused) {
       "f:7: nested more than 256 deep");
 }
 
+TEST_F(ChatTemplateTest, ATemplateThatDoesNotEndIsStopped) {
+  const std::string loops = dir_.write(
+      "t.jinja",
+      "{% for m in messages %}{% for i in range(100000) %}"
+      "{% for k in range(100000) %}{% endfor %}{% endfor %}{% endfor %}");
+  const auto chat = ChatTemplate::open(loops, "", 1).value();
+  EXPECT_EQ(marked(chat->render(R"({"messages": []})", "f:1").value()), "");
+  const Status late = chat->render(kLine, "f:2").status();
+  EXPECT_EQ(late.code(), Code::kExhausted) << late.message();
+  EXPECT_EQ(late.message(),
+            "f:2: the chat template " + loops + ": takes over 1 s");
+  EXPECT_FALSE(chat->render(R"({"messages": []})", "f:3").ok());
+  // While it is compiled, in a function of Python itself.
+  const std::string power = dir_.write("power.jinja", "{{ 7 ** (10 ** 9) }}");
+  EXPECT_EQ(ChatTemplate::open(power, "", 1).status().message(),
+            power + ": takes over 1 s");
+}
+
+TEST_F(ChatTemplateTest, EveryFailureIsALineAndNotTheEnd) {
+  const auto why = [&](const std::string& text) {
+    const auto chat = ChatTemplate::open(
+        dir_.write("t.jinja", "{% if messages %}" + text + "{% endif %}"));
+    EXPECT_TRUE(chat.ok()) << chat.status().message();
+    const Status failed = (*chat)->render(kLine, "f:1").status();
+    EXPECT_EQ(failed.code(), Code::kCorrupt) << failed.message();
+    EXPECT_EQ(failed.message().find('\n'), std::string::npos)
+        << failed.message();
+    EXPECT_TRUE((*chat)->render(R"({"messages": []})", "f:2").ok());
+    return failed.message();
+  };
+  expect_contains(
+      why("{% for i in range(1000) %}{{ 'x' * 100000 }}{% endfor %}"),
+      "the text has over 67108864 characters");
+  expect_contains(why("{{ 'x' * (10 ** 11) }}"), "needs over 4 GiB of memory");
+  expect_contains(why("{% macro f() %}{{ f() }}{% endmacro %}{{ f() }}"),
+                  "RecursionError");
+  expect_contains(why("{{ 1 // (messages | length - 5) }}"),
+                  "ZeroDivisionError");
+  expect_contains(why("{{ raise_exception('a\\nb') }}"), "a b");
+}
+
 TEST_F(ChatTemplateTest, WhatCannotBeRenderedIsNamed) {
   expect_contains(problem("a.jinja", "{% for %}"), "the template is invalid");
   expect_contains(problem("b.json", "{}"), "has no chat_template");
