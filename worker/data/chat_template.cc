@@ -19,6 +19,7 @@
 #include "proto/base/json_depth.h"
 #include "proto/base/xxh3.h"
 #include "worker/data/chat_template_py.h"
+#include "worker/data/json_lines.h"
 
 namespace remesh::data {
 namespace {
@@ -59,6 +60,9 @@ std::string template_text(const Json& config, std::string_view name) {
 Result<Json> read_config(const std::string& path) {
   ASSIGN_OR_RETURN(const std::string text,
                    read_file(*posix_file_system(), path, kMostBytes));
+  if (json_is_deeper(text, kMaxJsonDepth))
+    return corrupt(
+        fmt::format("{}: nested more than {} deep", path, kMaxJsonDepth));
   Json config = Json::parse(text, nullptr, /*exceptions=*/false);
   if (!config.is_object()) return corrupt(path + ": is no JSON object");
   return config;
@@ -222,10 +226,9 @@ Status ChatTemplate::ended() {
 
 Result<Conversation> ChatTemplate::render(std::string_view line,
                                           const std::string& place) {
-  constexpr int kMostDepth = 256;  // tools have schemas in schemas
-  if (json_is_deeper(line, kMostDepth))
+  if (json_is_deeper(line, kMaxJsonDepth))
     return corrupt(
-        fmt::format("{}: nested more than {} deep", place, kMostDepth));
+        fmt::format("{}: nested more than {} deep", place, kMaxJsonDepth));
   const Json given = Json::parse(line, nullptr, /*exceptions=*/false);
   if (!given.is_object() || !given.contains("messages") ||
       !given["messages"].is_array())

@@ -5,6 +5,8 @@
 #include <nlohmann/json.hpp>
 #include <vector>
 
+#include "proto/base/json_depth.h"
+
 namespace remesh::data {
 namespace {
 
@@ -58,6 +60,9 @@ Status for_each_line(TextReader& reader, const LineSink& take,
 
 Result<std::string> text_field(std::string_view line, const std::string& field,
                                const std::string& place) {
+  if (json_is_deeper(line, kMaxJsonDepth))
+    return corrupt(
+        fmt::format("{}: nested more than {} deep", place, kMaxJsonDepth));
   const auto v = nlohmann::json::parse(line, nullptr, /*exceptions=*/false);
   if (!v.is_object())
     return corrupt(place + ": is no JSON object of UTF-8 text");

@@ -11,6 +11,9 @@
 
 namespace remesh::data {
 
+// How deep values of a line may be nested: tools have schemas in schemas.
+inline constexpr int kMaxJsonDepth = 256;
+
 // Whether a file is one by its name: .jsonl or .ndjson, also compressed.
 bool is_json_lines(const std::string& path);
 
@@ -23,7 +26,8 @@ Status for_each_line(TextReader& reader, const LineSink& take,
                      const std::function<void(uint64_t)>& progress);
 
 // The text in field `field` of a line. Corrupt, naming `place`, if it is no
-// JSON object of UTF-8 with such a field.
+// JSON object of UTF-8 with such a field, or is nested more than kMaxJsonDepth
+// deep.
 Result<std::string> text_field(std::string_view line, const std::string& field,
                                const std::string& place);
 

@@ -7,6 +7,9 @@
 #include <nlohmann/json.hpp>
 #include <numbers>
 
+#include "proto/base/json_depth.h"
+#include "worker/data/json_lines.h"
+
 namespace remesh::sample {
 namespace {
 
@@ -95,6 +98,8 @@ Result<std::vector<Question>> parse_questions(std::string_view jsonl,
     const auto bad = [&](const std::string& what) {
       return corrupt(fmt::format("{}:{}: {}", name, line, what));
     };
+    if (json_is_deeper(text, data::kMaxJsonDepth))
+      return bad(fmt::format("nested more than {} deep", data::kMaxJsonDepth));
     const auto v = nlohmann::json::parse(text, nullptr, false);
     if (!v.is_object()) return bad("is no JSON object");
     Question q;

@@ -233,6 +233,8 @@ TEST_F(ChatTemplateTest, DeepConversationsAreRefused) {
   expect_contains(
       chat->render("{\"messages\": " + deep + "}", "f:7").status().message(),
       "f:7: nested more than 256 deep");
+  expect_contains(problem("e.json", "{\"chat_template\": " + deep + "}"),
+                  "e.json: nested more than 256 deep");
 }
 
 TEST_F(ChatTemplateTest, ATemplateThatDoesNotEndIsStopped) {

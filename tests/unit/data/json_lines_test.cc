@@ -42,6 +42,9 @@ TEST(JsonLines, AFieldThatIsNoTextIsNamed) {
             "f:1: has no text in field \"body\" (--field)");
   EXPECT_EQ(why(R"({"body": 1})"),
             "f:1: has no text in field \"body\" (--field)");
+  const std::string deep =
+      R"({"body": "a", "more": )" + std::string(300'000, '[');
+  EXPECT_EQ(why(deep.c_str()), "f:1: nested more than 256 deep");
 }
 
 TEST(Inputs, FoldersAndPatternsBecomeTheirFiles) {

@@ -133,6 +133,8 @@ TEST(Evaluate, QuestionsAreChecked) {
   EXPECT_EQ(problem(""), "q: has no questions");
   EXPECT_EQ(problem(good + "\n[1]"), "q:2: is no JSON object");
   EXPECT_EQ(problem("{\"prompt\": "), "q:1: is no JSON object");
+  EXPECT_EQ(problem(good + "\n" + std::string(300'000, '[')),
+            "q:2: nested more than 256 deep");
   for (const auto& [text, want] :
        std::vector<std::pair<std::string, std::string>>{
            {R"({"choices": ["b", "c"], "answer": 1})", "q:1: prompt"},
