@@ -3,6 +3,7 @@
 // (huggingface/tokenizers, documentation of the components).
 #pragma once
 
+#include <cstddef>
 #include <cstdint>
 #include <map>
 #include <memory>
@@ -20,6 +21,11 @@ namespace remesh::tokenizer {
 // GPT-2's pattern, and that of Llama 3.
 extern const char kGpt2Pattern[];
 extern const char kLlama3Pattern[];
+
+// The longest token of a file, as the file writes it; those of well-known
+// models have up to 256 bytes. Merges are found by dividing tokens at every
+// byte, and at each byte of a text added tokens are compared with it.
+inline constexpr size_t kMaxTokenBytes = 1024;
 
 // What stands for a space in SentencePiece's vocabularies.
 inline constexpr char kSpaceMark[] = "\u2581";

@@ -22,8 +22,6 @@ namespace {
 using Model = pb::SentencePieceModel;
 using Piece = pb::SentencePieceModel::Piece;
 
-// Every piece is divided at every character to find its merges.
-constexpr size_t kMaxPieceBytes = 1024;
 constexpr int kMaxPieces = 1 << 20;
 
 // The pieces of a file that may not be a model; 0 if it is none. They are
@@ -83,11 +81,11 @@ Result<Ids> ids_of(const Model& m) {
   int bytes = 0;
   for (int i = 0; i < m.pieces_size(); ++i) {
     const Piece& p = m.pieces(i);
-    if (p.piece().empty() || p.piece().size() > kMaxPieceBytes ||
+    if (p.piece().empty() || p.piece().size() > kMaxTokenBytes ||
         !is_utf8(p.piece()) || !std::isfinite(p.score()))
       return invalid_argument(fmt::format(
           "piece {}: must have 1 to {} bytes of UTF-8 and a finite score", i,
-          kMaxPieceBytes));
+          kMaxTokenBytes));
     const bool is_byte = p.type() == Piece::BYTE;
     if (is_byte != byte_of(p.piece()).has_value())
       return unsupported(fmt::format("piece {}, {} like a byte,", i,

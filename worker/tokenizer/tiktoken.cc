@@ -15,9 +15,6 @@
 namespace remesh::tokenizer {
 namespace {
 
-// Every token is divided at every byte to find its merges.
-constexpr size_t kMaxTokenBytes = 1024;
-
 Result<std::vector<std::string>> parse_tokens(std::string_view text) {
   std::vector<std::string> tokens;
   std::istringstream in{std::string(text)};

@@ -24,12 +24,18 @@ constexpr char kPunctuation[] = R"([!-/:-@\[-`{-~\p{P}])";
 // The bytes whose characters in the alphabet are in the category N.
 constexpr char kDigitBytes[] = R"([0-9\xB2\xB3\xB9\xBC-\xBE])";
 
+// The value, shortened for a message.
+std::string shown(const Json& json) {
+  constexpr size_t kMost = 200;
+  std::string text = json.dump(-1, ' ', true);
+  return text.size() <= kMost ? text : text.substr(0, kMost) + "...";
+}
+
 Status unsupported(const std::string& component, const Json& json) {
-  const std::string text = json.dump(-1, ' ', true).substr(0, 200);
   return invalid_argument(fmt::format(
-      "{} {}{} is not supported: expected BPE as GPT-2, Llama, Mistral, Qwen, "
+      "{} {} is not supported: expected BPE as GPT-2, Llama, Mistral, Qwen, "
       "Gemma or Phi-3 has it",
-      component, text, text.size() < 200 ? "" : "..."));
+      component, shown(json)));
 }
 
 // Calls visit(json, kind) for the component, or for each in a Sequence, whose
@@ -200,6 +206,10 @@ struct Vocabulary {
     return it->second;
   }
   Status add(const std::string& name, const Json& number) {
+    if (name.size() > kMaxTokenBytes)
+      return invalid_argument(
+          fmt::format("token {}: has {} bytes; at most {} are allowed",
+                      shown(name), name.size(), kMaxTokenBytes));
     const int64_t id = number.get<int64_t>();
     if (!number.is_number_integer() || id < 0 || id > kMaxId)
       return invalid_argument(
@@ -247,6 +257,10 @@ Result<BpeModel::Merge> parse_merge(const Json& json,
     right = json[1].get<std::string>();
   } else {
     const auto text = json.get<std::string>();
+    // Every space is tried.
+    if (text.size() > 2 * kMaxTokenBytes + 1)
+      return invalid_argument(fmt::format(
+          "expected two tokens of at most {} bytes", kMaxTokenBytes));
     size_t space = text.find(' ');
     if (space == std::string::npos)
       return invalid_argument("expected two tokens");
@@ -274,7 +288,7 @@ Result<BpeModel> parse_model(const Json& model, const Vocabulary& vocabulary,
     bpe.tokens.push_back(byte_level ? from_alphabet(name) : name);
   for (const Json& item : model.at("merges")) {
     auto merge = parse_merge(item, vocabulary);
-    if (!merge.ok()) return merge.status().with_context("merge " + item.dump());
+    if (!merge.ok()) return merge.status().with_context("merge " + shown(item));
     merge->rank = static_cast<uint32_t>(bpe.merges.size());
     bpe.merges.push_back(*merge);
   }

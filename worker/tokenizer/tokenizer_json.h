@@ -12,8 +12,9 @@
 //   decoder         Sequence, ByteLevel, Replace, ByteFallback, Fuse, Strip,
 //                   Metaspace: what undoes the components above
 //
-// Any other kind is refused by name. A document ends with the first of these
-// tokens that the file has: <|endoftext|>, <|end_of_text|>, </s>, <eos>.
+// Any other kind is refused by name, and so is a token of over 1024 bytes
+// (kMaxTokenBytes). A document ends with the first of these tokens that the
+// file has: <|endoftext|>, <|end_of_text|>, </s>, <eos>.
 //
 // Two departures from the library. Special tokens are found in the text before
 // it is normalized, also if the file has them found after it. And Metaspace

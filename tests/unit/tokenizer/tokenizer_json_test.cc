@@ -334,6 +334,22 @@ TEST(TokenizerJson, InvalidFilesAreRefused) {
   says([](Json& j) { j["model"]["merges"].push_back("h q"); },
        "merge \"h q\": 'hq' is not in the vocabulary");
   says([](Json& j) { j["added_tokens"][0]["id"] = "x"; }, "must be number");
+  const std::string longest(1024, 'a');
+  const auto of_length = [&](const std::string& token) {
+    return problem(byte_level(),
+                   [&](Json& j) { j["model"]["vocab"][token] = 259; });
+  };
+  EXPECT_EQ(of_length(longest), "");
+  const std::string too_long = "token \"" + longest.substr(0, 199) +
+                               "...: has 1025 bytes; at most 1024 are allowed";
+  EXPECT_EQ(of_length(longest + "a"), "t.json: " + too_long);
+  says(
+      [&](Json& j) {
+        j["added_tokens"].push_back({{"id", 259}, {"content", longest + "a"}});
+      },
+      too_long);
+  says([](Json& j) { j["model"]["merges"].push_back(std::string(2050, ' ')); },
+       "...: expected two tokens of at most 1024 bytes");
   Json nested = byte_level()["pre_tokenizer"];
   for (int i = 0; i < 12; ++i)
     nested = {{"type", "Sequence"}, {"pretokenizers", {nested}}};
