@@ -3,9 +3,10 @@
 #include <fmt/format.h>
 #include <sodium.h>
 
+#include <algorithm>
+#include <array>
 #include <map>
 #include <span>
-#include <sstream>
 #include <unordered_map>
 #include <utility>
 
@@ -15,26 +16,33 @@
 namespace remesh::tokenizer {
 namespace {
 
+constexpr size_t kGpt2Ranks = 50256;
+constexpr size_t kLlama3Ranks = 128000;
+
 Result<std::vector<std::string>> parse_tokens(std::string_view text) {
   std::vector<std::string> tokens;
-  std::istringstream in{std::string(text)};
-  for (std::string line; std::getline(in, line);) {
-    if (line.ends_with('\r')) line.pop_back();
+  std::array<char, kMaxTokenBytes> token;
+  while (!text.empty()) {
+    std::string_view line = text.substr(0, text.find('\n'));
+    text.remove_prefix(std::min(line.size() + 1, text.size()));
+    if (line.ends_with('\r')) line.remove_suffix(1);
+    if (tokens.size() == kLlama3Ranks)
+      return invalid_argument(
+          fmt::format("line {}: at most {} tokens are supported",
+                      tokens.size() + 1, kLlama3Ranks));
     const std::string rank = fmt::format(" {}", tokens.size());
-    std::string token(kMaxTokenBytes, '\0');
     size_t size = 0;
     if (!line.ends_with(rank) ||
         sodium_base642bin(reinterpret_cast<unsigned char*>(token.data()),
-                          kMaxTokenBytes, line.data(),
-                          line.size() - rank.size(), nullptr, &size, nullptr,
+                          token.size(), line.data(), line.size() - rank.size(),
+                          nullptr, &size, nullptr,
                           sodium_base64_VARIANT_ORIGINAL) != 0 ||
         size == 0)
       return invalid_argument(fmt::format(
           "line {}: expected a token of 1 to {} bytes in base64, and its "
           "rank{}",
           tokens.size() + 1, kMaxTokenBytes, rank));
-    token.resize(size);
-    tokens.push_back(std::move(token));
+    tokens.emplace_back(token.data(), size);
   }
   return tokens;
 }
@@ -62,12 +70,12 @@ std::vector<BpeModel::Merge> merges_of(const std::vector<std::string>& tokens) {
 Result<std::unique_ptr<Tokenizer>> build(std::string_view text) {
   ASSIGN_OR_RETURN(std::vector<std::string> tokens, parse_tokens(text));
   const size_t ranks = tokens.size();
-  const bool llama3 = ranks == 128000;
-  if (!llama3 && ranks != 50256)
+  const bool llama3 = ranks == kLlama3Ranks;
+  if (!llama3 && ranks != kGpt2Ranks)
     return invalid_argument(
         fmt::format("a tiktoken file of {} tokens is not supported: expected "
-                    "50256 (GPT-2) or 128000 (Llama 3)",
-                    ranks));
+                    "{} (GPT-2) or {} (Llama 3)",
+                    ranks, kGpt2Ranks, kLlama3Ranks));
   std::map<std::string, size_t> special = {{"<|endoftext|>", 0}};
   if (llama3)
     special = {{"<|begin_of_text|>", 0},

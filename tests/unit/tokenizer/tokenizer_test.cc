@@ -134,6 +134,7 @@ TEST(Tiktoken, InvalidFilesAreRefused) {
   says(std::string(4000, 'A') + " 0\n", "line 1");
   says("YQ== 0\n", "1 tokens is not supported: expected 50256");
   says("", "0 tokens");
+  says(tiktoken(128001), "t: line 128001: at most 128000 tokens are supported");
   std::string twice = tiktoken(50256);
   twice.replace(twice.find("AQAAAA== 259"), 8, "AQAAAQ==");
   says(twice, "tokens 259 and 260 are equal");
