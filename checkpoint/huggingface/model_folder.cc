@@ -70,15 +70,15 @@ Status ModelFolder::map_file(const std::string& file, Tensors& tensors) {
   return ok_status();
 }
 
-// Every file, which must have the tensors that the index says.
+// The only file, or every file, which must have the tensors that the index
+// says.
 Status ModelFolder::map_files(FileSystem& fs, Tensors& tensors) {
-  const std::string index = path_join(path_, kIndexName);
-  if (!fs.exists(index)) {
-    if (!fs.exists(path_join(path_, kWeightsName)))
-      return not_found(fmt::format("{}: has neither {} nor {}", path_,
-                                   kWeightsName, kIndexName));
+  if (fs.exists(path_join(path_, kWeightsName)))
     return map_file(kWeightsName, tensors);
-  }
+  const std::string index = path_join(path_, kIndexName);
+  if (!fs.exists(index))
+    return not_found(fmt::format("{}: has neither {} nor {}", path_,
+                                 kWeightsName, kIndexName));
   ASSIGN_OR_RETURN(const std::string text,
                    read_file(fs, index, kMaxIndexBytes));
   ASSIGN_OR_RETURN(const WeightMap map, parse_index(text, index));

@@ -2,7 +2,7 @@
 // Hugging Face, or one of other_formats.h.
 //
 //   DIR/config.json
-//       model.safetensors               or, for large models,
+//       model.safetensors               or, without it, for large models,
 //       model.safetensors.index.json    which names the file of each tensor
 //
 //   DIR/params.json                     Meta's

@@ -85,6 +85,16 @@ TEST(ModelFolder, FollowsTheIndexOfManyFiles) {
   EXPECT_REFUSED(f, Code::kCorrupt, "weight_map");
 }
 
+// As transformers, which finds a model that was saved again as one file.
+TEST(ModelFolder, TheOnlyFileCountsBeforeAnIndex) {
+  const SmallFolder f(Dtype::kBf16);
+  f.put("model.safetensors.index.json",
+        Json{{"weight_map", {{f.shapes[0].name, "gone.safetensors"}}}}.dump());
+  EXPECT_TRUE(open(f).ok()) << open(f).to_string();
+  std::filesystem::remove(f.path() + "/model.safetensors");
+  EXPECT_REFUSED(f, Code::kNotFound, "gone.safetensors");
+}
+
 TEST(ModelFolder, RefusesTensorsThatAreNotTheModel) {
   SmallFolder f(Dtype::kFp16);
   const auto shapes = f.shapes;
