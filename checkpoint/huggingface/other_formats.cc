@@ -5,6 +5,8 @@
 #include <array>
 #include <cstdint>
 #include <cstring>
+#include <set>
+#include <string_view>
 #include <utility>
 
 #include "checkpoint/huggingface/reader.h"
@@ -121,6 +123,43 @@ std::string from_meta(const std::string& name) {
   return "";
 }
 
+// The keys of params.json that are read here or that change no result: sizes
+// that the tensors have, and those of caches. Another one may change the
+// arithmetic, unless it is off.
+void refuse_other_params(const Json& json, Reader& r) {
+  static const std::set<std::string_view> kKnown = {"_sliding_window",
+                                                    "activation",
+                                                    "causal",
+                                                    "dim",
+                                                    "ffn_dim_multiplier",
+                                                    "head_dim",
+                                                    "hidden_dim",
+                                                    "max_batch_size",
+                                                    "max_position_embeddings",
+                                                    "max_seq_len",
+                                                    "model_type",
+                                                    "multiple_of",
+                                                    "n_heads",
+                                                    "n_kv_heads",
+                                                    "n_layers",
+                                                    "norm_eps",
+                                                    "rope_high_freq_factor",
+                                                    "rope_scaling_factor",
+                                                    "rope_theta",
+                                                    "sliding_window",
+                                                    "tied_embeddings",
+                                                    "use_scaled_rope",
+                                                    "vocab_size"};
+  for (const auto& [key, value] : json.items())
+    if (!value.is_null() && value != false && !kKnown.contains(key))
+      r.refuse(key.c_str(), "absent");
+  if (r.text("model_type", "transformer") != "transformer")
+    r.refuse("model_type", "\"transformer\"");
+  if (r.text("activation", "silu") != "silu")
+    r.refuse("activation", "\"silu\"");
+  if (!r.flag("causal", true)) r.refuse("causal", "true");
+}
+
 // An extent of a tensor, which params.json may leave out.
 Result<int64_t> extent(const Tensors& tensors, const std::string& of,
                        size_t dim, const std::string& name) {
@@ -199,25 +238,31 @@ Result<NamedTensors> parse_consolidated(std::string_view params,
     out.tensors.emplace(ours.empty() ? key : ours, tensor);
   }
   Reader r(json, name);
+  refuse_other_params(json, r);
   ModelConfig& m = out.config.model;
   m.dim = r.integer("dim", 0);
   m.n_layers = r.integer("n_layers", 0);
   m.n_heads = r.integer("n_heads", 0);
   m.n_kv_heads = r.integer("n_kv_heads", m.n_heads);
   if (r.find("head_dim") != nullptr) m.set_head_dim(r.integer("head_dim", 0));
-  if (r.find("sliding_window") != nullptr) {  // Mistral's
+  // Mistral's, which also reads its newer name.
+  const char* const window = r.find("sliding_window") != nullptr
+                                 ? "sliding_window"
+                                 : "_sliding_window";
+  if (r.find(window) != nullptr) {
     m.arch = "mistral";
-    m.sliding_window = r.integer("sliding_window", 0);
+    m.sliding_window = r.integer(window, 0);
   }
   m.norm_eps = r.number("norm_eps", 1e-5);
   m.rope_theta = r.number("rope_theta", 10000);
-  m.tie_embeddings = !out.tensors.contains("lm_head.weight");
+  m.tie_embeddings =
+      r.flag("tied_embeddings", !out.tensors.contains("lm_head.weight"));
   if (r.flag("use_scaled_rope", false)) {
     m.rope_scaled = true;
     m.rope_scaling.factor = r.number("rope_scaling_factor", 8);
+    m.rope_scaling.high_freq_factor =
+        r.number("rope_high_freq_factor", m.rope_scaling.high_freq_factor);
   }
-  for (const char* key : {"moe", "quantization", "vision_args"})
-    if (r.find(key) != nullptr) r.refuse(key, "absent");
   RETURN_IF_ERROR(r.problem());
   ASSIGN_OR_RETURN(
       m.hidden_dim,

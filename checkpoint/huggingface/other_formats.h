@@ -31,7 +31,8 @@ Result<NamedTensors> parse_llama2c(std::span<const std::byte> file,
                                    const std::string& name);
 
 // The tensors of a consolidated file and the params.json beside it. Fails like
-// parse_config().
+// parse_config(); a key that is not known is refused by name, unless it is null
+// or false.
 Result<NamedTensors> parse_consolidated(std::string_view params,
                                         const Tensors& tensors,
                                         const std::string& name);

@@ -4,6 +4,7 @@
 
 #include <algorithm>
 #include <nlohmann/json.hpp>
+#include <tuple>
 
 #include "checkpoint/huggingface/model_folder.h"
 #include "tests/unit/huggingface/small_folder.h"
@@ -124,6 +125,66 @@ TEST(OtherFormats, RefusesQuantizedFilesOfLlama2c) {
                 .message()
                 .find("not a file of llama2.c"),
             std::string::npos);
+}
+
+TEST(OtherFormats, ParamsMeanWhatTheySayOrAreRefusedByName) {
+  // Only what extents are taken from.
+  const auto matrix = [](int64_t rows) {
+    return Tensor{.dtype = Dtype::kFp32, .shape = {rows, 8}};
+  };
+  const Tensors tensors = {{"layers.0.feed_forward.w1.weight", matrix(12)},
+                           {"tok_embeddings.weight", matrix(11)},
+                           {"output.weight", matrix(11)}};
+  const auto read = [&](const char* key, const nlohmann::json& value) {
+    nlohmann::json params = {{"dim", 8},         {"n_layers", 2},
+                             {"n_heads", 4},     {"n_kv_heads", 2},
+                             {"norm_eps", 1e-5}, {"use_scaled_rope", true}};
+    params[key] = value;
+    return parse_consolidated(params.dump(), tensors, "params.json");
+  };
+  const auto model = [&](const char* key, const nlohmann::json& value) {
+    const auto made = read(key, value);
+    EXPECT_TRUE(made.ok()) << made.status().message();
+    return made.ok() ? made->config.model : geometry::ModelConfig();
+  };
+  for (const char* key : {"sliding_window", "_sliding_window"}) {
+    EXPECT_EQ(model(key, 64).arch, "mistral");
+    EXPECT_EQ(model(key, 64).sliding_window, 64);
+    EXPECT_EQ(model(key, nullptr).arch, "llama");
+  }
+  EXPECT_EQ(model("rope_high_freq_factor", 3).rope_scaling.high_freq_factor, 3);
+  EXPECT_EQ(model("rope_scaling_factor", 32).rope_scaling.factor, 32);
+  EXPECT_TRUE(model("tied_embeddings", true).tie_embeddings);
+  EXPECT_FALSE(model("tied_embeddings", false).tie_embeddings);
+  const geometry::ModelConfig plain = model("vocab_size", -1);
+  for (const auto& [key, value] :
+       std::vector<std::pair<const char*, nlohmann::json>>{
+           {"ffn_dim_multiplier", 1.3},
+           {"multiple_of", 256},
+           {"hidden_dim", 12},
+           {"max_seq_len", 4096},
+           {"model_type", "transformer"},
+           {"causal", true},
+           {"use_qk_norm", false},
+           {"moe", nullptr}})
+    EXPECT_EQ(model(key, value), plain) << key;
+  for (const auto& [key, value, why] :
+       std::vector<std::tuple<const char*, nlohmann::json, const char*>>{
+           {"yarn", {{"factor", 16}}, "yarn = {\"factor\":16}: must be absent"},
+           {"llama_4_scaling", {{"beta", 0.1}}, "llama_4_scaling = "},
+           {"moe", {{"num_experts", 8}}, "moe = "},
+           {"quantization", {{"bits", 4}}, "quantization = "},
+           {"vision_encoder", {{"dim", 8}}, "vision_encoder = "},
+           {"use_qk_norm", true, "use_qk_norm = true: must be absent"},
+           {"_sliding_window", {nullptr, 64}, "_sliding_window = [null,64]"},
+           {"model_type", "mamba", "must be \"transformer\""},
+           {"activation", "gelu", "must be \"silu\""},
+           {"causal", false, "must be true"}}) {
+    const Status refused = read(key, value).status();
+    EXPECT_EQ(refused.code(), Code::kInvalidArgument) << key;
+    EXPECT_NE(refused.message().find(why), std::string::npos)
+        << refused.message();
+  }
 }
 
 TEST(OtherFormats, ReadsConsolidatedNames) {
