@@ -48,9 +48,11 @@ void read_rope_scaling(Reader& r, ModelConfig& m) {
   if (r.number("partial_rotary_factor", 1) != 1)
     r.refuse("partial_rotary_factor", "1");
   if (type == "default") return;
-  if (type != "llama3") {
+  // transformers scales Phi-3 by longrope alone.
+  const bool phi3 = m.arch == "phi3";
+  if (type != "llama3" || phi3) {
     r.refuse(r.find("rope_type") != nullptr ? "rope_type" : "type",
-             "one of default, llama3");
+             phi3 ? "default in a phi3 model" : "one of default, llama3");
     return;
   }
   m.rope_scaled = true;
@@ -84,7 +86,7 @@ void read_rope(Reader& r, ModelConfig& m) {
   if (now != nullptr && before != nullptr && now->is_object() &&
       before->is_object()) {
     Reader older(*before, r.name() + ": rope_scaling");
-    ModelConfig scaled;
+    ModelConfig scaled = {.arch = m.arch};
     read_rope_scaling(older, scaled);
     if (!older.problem().ok()) return r.fail_as(older);
     if (scaled.rope_scaled != m.rope_scaled ||

@@ -131,6 +131,33 @@ TEST(Config, ReadsQwen) {
   }
 }
 
+TEST(Config, Phi3HasNoScalingOfLlama) {
+  Json json = Json::parse(kOldConfig);
+  json["model_type"] = "phi3";
+  json["architectures"] = {"Phi3ForCausalLM"};
+  const auto refused = [](const Json& j) {
+    return parse_config(j.dump(), "c").status().message();
+  };
+  EXPECT_NE(refused(json).find("rope_scaling: rope_type = \"llama3\": must be "
+                               "default in a phi3 model"),
+            std::string::npos)
+      << refused(json);
+  for (const char* type : {"longrope", "su", "yarn"}) {
+    json["rope_scaling"] = {{"type", type}};
+    EXPECT_NE(refused(json).find("must be default"), std::string::npos)
+        << refused(json);
+  }
+  // Beside rope_parameters it counts, too.
+  json["rope_scaling"] = Json::parse(kOldConfig)["rope_scaling"];
+  json["rope_parameters"] = {{"rope_type", "default"}, {"rope_theta", 5e5}};
+  EXPECT_NE(refused(json).find("rope_scaling: rope_type = \"llama3\""),
+            std::string::npos)
+      << refused(json);
+  json.erase("rope_parameters");
+  json["rope_scaling"] = nullptr;
+  EXPECT_EQ(refused(json), "");
+}
+
 TEST(Config, RefusesByNameWhatItCannotCompute) {
   const struct {
     const char* key;
