@@ -3,7 +3,9 @@
 // Both forms are read and written: rope_theta with rope_scaling as before
 // transformers 5, and rope_parameters since. A setting that changes the
 // arithmetic and that no family here has is refused by name: the architecture,
-// the type of the rotary embedding, the activation, biases, quantization.
+// the type of the rotary embedding, the activation, biases, quantization. Those
+// of training alone, such as attention_dropout, are ignored: there is no
+// dropout here.
 #pragma once
 
 #include <cstdint>

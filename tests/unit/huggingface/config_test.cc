@@ -46,6 +46,20 @@ TEST(Config, MissingKeysHaveTheDefaultsOfTransformers) {
   EXPECT_EQ(c->bos_token_id, "");
 }
 
+// It changes no result of the model, only how others train it.
+TEST(Config, DropoutIsIgnored) {
+  const auto plain = parse_config(kOldConfig, "c");
+  ASSERT_TRUE(plain.ok()) << plain.status().to_string();
+  for (const char* key :
+       {"attention_dropout", "resid_pdrop", "embd_pdrop", "hidden_dropout"}) {
+    Json json = Json::parse(kOldConfig);
+    json[key] = 0.1;
+    const auto c = parse_config(json.dump(), "c");
+    ASSERT_TRUE(c.ok()) << c.status().to_string();
+    EXPECT_EQ(c->model, plain->model) << key;
+  }
+}
+
 // Families have defaults that a small vocabulary does not have.
 TEST(Config, TokensAreWrittenEvenIfThereAreNone) {
   auto c = parse_config(kNewConfig, "c");
