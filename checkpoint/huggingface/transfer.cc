@@ -251,7 +251,7 @@ Result<store::Committed> import_model(FileSystem& fs, const ModelFolder& model,
                                       const std::string& out,
                                       const Progress& progress) {
   pb::Manifest manifest;
-  manifest.set_job("import");
+  manifest.set_job(kImportJob);
   *manifest.mutable_model() = manifest::model_info(model.table().config());
   manifest.set_code_version(version());
   store::Committed done;

@@ -17,6 +17,9 @@ namespace remesh::huggingface {
 // Bytes of weights moved so far, and in all.
 using Progress = std::function<void(uint64_t done, uint64_t total)>;
 
+// The job that the manifest of an imported checkpoint names.
+inline constexpr char kImportJob[] = "import";
+
 // Writes the weights as checkpoint OUT/step-00000000, with moments of zero, and
 // returns it. AlreadyExists if `out` has anything in it.
 Result<store::Committed> import_model(FileSystem& fs, const ModelFolder& model,

@@ -7,7 +7,9 @@
 #include <nlohmann/json.hpp>
 #include <optional>
 
+#include "checkpoint/huggingface/transfer.h"
 #include "checkpoint/huggingface/weight_source.h"
+#include "checkpoint/manifest/scan.h"
 #include "parallel/jobfile/jobfile.h"
 #include "proto/base/json_depth.h"
 #include "proto/data/index.h"
@@ -109,14 +111,57 @@ bool adds_begin(FileSystem& fs, const std::string& folder) {
          template_begins(tokenizer["post_processor"]);
 }
 
-// What the model's own files say.
+// The token that begins a text by the files in the tokenizer's folder, or by
+// its usual names.
+std::vector<int32_t> begin_of_tokenizer(FileSystem& fs, const ModelFiles& m) {
+  const auto model = json_of(fs, m.folder, huggingface::kConfigName);
+  if (model.is_object())
+    return token_ids(model.value("bos_token_id", nlohmann::json()).dump());
+  std::vector<std::string> names = {"<|begin_of_text|>", "<s>", "<bos>"};
+  const auto config = json_of(fs, m.folder, "tokenizer_config.json");
+  if (config.is_object() && config.contains("bos_token")) {
+    const auto& token = config["bos_token"];
+    const auto& name = token.is_object() && token.contains("content")
+                           ? token["content"]
+                           : token;
+    if (name.is_string()) names.insert(names.begin(), name.get<std::string>());
+  }
+  for (const std::string& name : names) {
+    std::vector<int32_t> ids;
+    if (m.tokenizer->encode(name, {.special = true}, ids).ok() &&
+        ids.size() == 1 && m.tokenizer->is_added(ids.front()))
+      return ids;
+  }
+  return {};
+}
+
+void take_begin(FileSystem& fs, const std::vector<int32_t>& tokens,
+                ModelFiles* out) {
+  if (!tokens.empty()) out->begin = {tokens.front()};
+  if (adds_begin(fs, out->folder)) out->text_begin = out->begin;
+}
+
+// Whether the checkpoint at that path, which names no tokens, is a model of
+// another program.
+bool is_import(FileSystem& fs, const std::string& path) {
+  const auto found = huggingface::find_weights(fs, path);
+  if (!found.ok() || huggingface::is_model(fs, *found)) return false;
+  const auto m = manifest::read_manifest(fs, *found);
+  return m.ok() && m->job() == huggingface::kImportJob;
+}
+
+// What the model's own files say, or else those of its tokenizer.
 Status take_config(FileSystem& fs, const std::string& path, ModelFiles* out) {
+  if (path.empty()) return ok_status();
+  if (is_import(fs, path)) take_begin(fs, begin_of_tokenizer(fs, *out), out);
   if (!huggingface::is_model(fs, path)) return ok_status();
   ASSIGN_OR_RETURN(const auto folder, huggingface::ModelFolder::open(fs, path));
   const huggingface::Config& config = folder.config();
-  const auto begin = token_ids(config.bos_token_id);
-  if (!begin.empty()) out->begin = {begin.front()};
-  if (adds_begin(fs, out->folder)) out->text_begin = out->begin;
+  auto begin = token_ids(config.bos_token_id);
+  // Meta's params.json names none.
+  if (begin.empty() && !fs.exists(path_join(path, huggingface::kConfigName)))
+    begin = begin_of_tokenizer(fs, *out);
+  take_begin(fs, begin, out);
   for (const int32_t id : token_ids(config.eos_token_id)) out->end.insert(id);
   out->trained_length = config.max_position;
   return ok_status();
@@ -223,13 +268,9 @@ Result<ModelFiles> find_model(FileSystem& fs, const ModelChoice& choice) {
   if (generation.is_object() && generation.contains("eos_token_id"))
     for (const int32_t id : token_ids(generation["eos_token_id"].dump()))
       out.end.insert(id);
-  if (!run) {
-    RETURN_IF_ERROR(take_config(fs, choice.path, &out));
-  } else if (huggingface::is_model(fs, init)) {
-    // The run continues that model, on sequences of its own length.
-    RETURN_IF_ERROR(take_config(fs, init, &out));
-    out.trained_length = run->job.train().seq_len();
-  }
+  // A run continues a model, on sequences of its own length.
+  RETURN_IF_ERROR(take_config(fs, run ? init : choice.path, &out));
+  if (run) out.trained_length = run->job.train().seq_len();
   if (run && out.begin.empty())
     out.begin = out.text_begin = {out.tokenizer->end_of_text()};
   return out;

@@ -27,8 +27,10 @@ struct ModelFiles {
   std::string base, base_fingerprint;
   std::unique_ptr<tokenizer::Tokenizer> tokenizer;
   // What precedes the first token that is predicted of a text: the token that
-  // the files of the model name, of a run those of the model that it continues,
-  // or else the end of another text in training. At most one.
+  // the files of the model name, or where they name none, as of an imported
+  // checkpoint or one of Meta's models, those of the tokenizer; of a run those
+  // of the model that it continues, or else the end of another text in
+  // training. At most one.
   std::vector<int32_t> begin;
   // The same or nothing: what the model's tokenizer puts in front of a prompt.
   std::vector<int32_t> text_begin;

@@ -4,6 +4,7 @@
 
 #include <filesystem>
 
+#include "checkpoint/huggingface/transfer.h"
 #include "checkpoint/manifest/manifest.h"
 #include "tests/unit/huggingface/small_folder.h"
 #include "tests/unit/tokenizer/small_models.h"
@@ -77,6 +78,74 @@ TEST_F(ModelFilesTest, FindsAHuggingFaceFolder) {
   EXPECT_EQ(find({.path = folder.path()})->text_begin, std::vector<int32_t>{});
   EXPECT_NE(problem({.path = folder.path(), .step = 3}).find("is no run"),
             std::string::npos);
+}
+
+// params.json names no tokens; the tokenizer has them.
+TEST_F(ModelFilesTest, MetasModelsBeginTextsAsTheirTokenizer) {
+  const SmallFolder folder(huggingface::Dtype::kFp32);
+  std::filesystem::rename(folder.path() + "/model.safetensors",
+                          folder.path() + "/consolidated.safetensors");
+  std::filesystem::remove(folder.path() + "/config.json");
+  folder.put("params.json", R"({"dim": 8, "n_layers": 2, "n_heads": 4,
+                                "n_kv_heads": 2, "norm_eps": 1e-5})");
+  folder.put("tokenizer.model",
+             tokenizer::small_sentencepiece().SerializeAsString());
+  const auto found = find({.path = folder.path()});
+  ASSERT_TRUE(found.ok()) << found.status().to_string();
+  EXPECT_EQ(found->begin, std::vector<int32_t>{1});
+  EXPECT_EQ(found->text_begin, std::vector<int32_t>{1});
+}
+
+TEST_F(ModelFilesTest, AnImportedModelBeginsTextsAsItsTokenizer) {
+  const SmallFolder model(huggingface::Dtype::kFp32);
+  const testing::TempDir out;
+  const std::string imported = out.path() + "/imported";
+  ASSERT_TRUE(huggingface::import_model(
+                  *fs_, *huggingface::ModelFolder::open(*fs_, model.path()),
+                  imported, [](uint64_t, uint64_t) {})
+                  .ok());
+  const testing::TempDir folder;
+  const auto put = [&](const std::string& name, const std::string& text) {
+    testing::write_whole(folder.path() + "/" + name, text);
+  };
+  tokenizer::Json json = tokenizer::byte_level();
+  json["added_tokens"].push_back(
+      {{"id", 259}, {"content", "<s>"}, {"special", true}});
+  json["post_processor"] = {
+      {"type", "TemplateProcessing"},
+      {"single", tokenizer::Json::array({{{"SpecialToken", {{"id", "<s>"}}}},
+                                         {{"Sequence", {{"id", "A"}}}}})}};
+  put("tokenizer.json", json.dump());
+  using Tokens = std::vector<int32_t>;
+  const auto begins = [&](const std::string& path, const Tokens& all,
+                          const Tokens& prompt) {
+    const auto found =
+        find({.path = path, .tokenizer = folder.path() + "/tokenizer.json"});
+    ASSERT_TRUE(found.ok()) << found.status().to_string();
+    EXPECT_EQ(found->begin, all);
+    EXPECT_EQ(found->text_begin, prompt);
+  };
+  begins(imported, {259}, {259});
+  begins(imported + "/step-00000000", {259}, {259});
+  put("tokenizer_config.json",
+      R"({"bos_token": {"content": "<|endoftext|>"}, "add_bos_token": false})");
+  begins(imported, {258}, {});
+  put("config.json", R"({"bos_token_id": 7})");
+  begins(imported, {7}, {});
+  put("config.json", R"({"bos_token_id": null})");
+  begins(imported, {}, {});
+  // Tokens of a text that a run saw are not known without its job.
+  make_run();
+  std::filesystem::copy(run_.path() + "/checkpoints", out.path() + "/copies",
+                        std::filesystem::copy_options::recursive);
+  std::filesystem::remove(folder.path() + "/config.json");
+  begins(out.path() + "/copies/step-00000007", {}, {});
+  // A run that continues the model.
+  testing::write_whole(run_.path() + "/job.toml",
+                       "[data]\npath = \"" + run_.path() +
+                           "/data\"\n[model]\ninit_from = \"" + imported +
+                           "\"\n[train]\nsteps = 10\nseq_len = 64\n");
+  begins(run_.path(), {258}, {});
 }
 
 TEST_F(ModelFilesTest, FindsTheModelOfARun) {
