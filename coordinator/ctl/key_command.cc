@@ -121,7 +121,7 @@ Result<KeyDone> allow_key(const KeyOptions& o) {
   ASSIGN_OR_RETURN(const std::string run, run_with_keys(o));
   ASSIGN_OR_RETURN(auto keys, rundir::read_allowed(run));
   AllowedKey key = described(o);
-  ASSIGN_OR_RETURN(key.public_key, wire::read_public_key(o.public_key));
+  ASSIGN_OR_RETURN(key.public_key, wire::public_key_of(o.public_key));
   std::erase_if(keys, [&](const AllowedKey& k) {
     return k.public_key == key.public_key;
   });

@@ -25,7 +25,7 @@ Result<std::optional<ClientKeys>> choose_keys(const KeyChoice& c) {
                   file.status().message() + "; " + make);
   ClientKeys out{.own = file->pair, .server = file->server};
   if (!c.server.empty()) {
-    ASSIGN_OR_RETURN(out.server, read_public_key(c.server));
+    ASSIGN_OR_RETURN(out.server, public_key_of(c.server));
   } else if (!c.run.empty()) {
     const auto here = read_public_key(rundir::server_key_path(run));
     if (here.ok()) out.server = *here;

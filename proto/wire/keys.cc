@@ -154,10 +154,9 @@ Status create_key_file(const std::string& path, const KeyFile& key) {
   return created;
 }
 
-Result<std::string> read_public_key(const std::string& text) {
-  if (valid_key(text)) return text;
+Result<std::string> read_public_key(const std::string& path) {
   ASSIGN_OR_RETURN(const std::string content,
-                   read_file(*posix_file_system(), text, kMaxFileBytes));
+                   read_file(*posix_file_system(), path, kMaxFileBytes));
   std::string key;
   std::istringstream in(content);
   std::getline(in, key);
@@ -166,10 +165,16 @@ Result<std::string> read_public_key(const std::string& text) {
   if (sections.ok() && sections->size() == 1)
     key = value_of(sections->front(), "public");
   if (!valid_key(key))
-    return corrupt(text +
+    return corrupt(path +
                    ": neither a public key of 40 characters nor a file "
                    "that has one");
   return key;
+}
+
+Result<std::string> public_key_of(const std::string& text) {
+  Result<std::string> read = read_public_key(text);
+  if (read.status().code() == Code::kNotFound && valid_key(text)) return text;
+  return read;
 }
 
 std::string ticket_text(const Ticket& t) {

@@ -42,9 +42,12 @@ struct KeyFile {
 Result<KeyFile> read_key_file(const std::string& path);
 // Creates the file with mode 0600; AlreadyExists if there is one.
 Status create_key_file(const std::string& path, const KeyFile& key);
-// The public key in `text`, or in the file (of any mode) that it names: the
-// key alone, or the line public = "KEY" of a key file.
-Result<std::string> read_public_key(const std::string& text);
+// The public key in a file of any mode: the key alone, or the line
+// public = "KEY" of a key file.
+Result<std::string> read_public_key(const std::string& path);
+// The same, or `text` itself if there is no such file: a path may look like a
+// key.
+Result<std::string> public_key_of(const std::string& text);
 
 // What the holder of a job's join key says to have the key of a worker
 // admitted. It travels over a connection that the join key encrypts and

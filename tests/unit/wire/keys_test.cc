@@ -500,13 +500,22 @@ TEST_F(KeyFileTest, AnInvalidKeyIsNamed) {
 
 TEST_F(KeyFileTest, PublicKeysAreReadFromWhateverHasOne) {
   const std::string key = key_.pair.public_key;
-  EXPECT_EQ(*read_public_key(key), key);
+  EXPECT_EQ(*public_key_of(key), key);
   std::ofstream(path()) << key << "\n";
   EXPECT_EQ(*read_public_key(path()), key);
   std::filesystem::remove(path());
   ASSERT_TRUE(create_key_file(path(), key_).ok());
   EXPECT_EQ(*read_public_key(path()), key);
   EXPECT_FALSE(read_public_key(path() + ".none").ok());
+  // A path of as many characters as a key.
+  const std::string folder = std::string(path()).substr(0, path().rfind('/'));
+  ASSERT_LT(folder.size(), 39U);
+  const std::string like = folder + "/" + std::string(39 - folder.size(), 'k');
+  ASSERT_TRUE(valid_key(like));
+  EXPECT_FALSE(read_public_key(like).ok());
+  std::ofstream(like) << key << "\n";
+  EXPECT_EQ(*read_public_key(like), key);
+  EXPECT_EQ(*public_key_of(like), key);
 }
 
 TEST(Sections, RoundTrips) {
