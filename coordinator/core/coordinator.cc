@@ -259,6 +259,10 @@ void Coordinator::reconcile() {
   const pb::Elastic& e = options_.job.elastic();
   announce(roster_.expire(durable_, e.dead_after_ms(), now_ms_,
                           e.closed_after_ms()));
+  if (!in_join_window())
+    joining_since_ms_ = -1;
+  else if (joining_since_ms_ < 0)
+    joining_since_ms_ = now_ms_;
   const int64_t committed = roster_.committed_step(durable_);
   watch_checkpoints(committed);
   finish_steps(committed);
@@ -310,6 +314,20 @@ void Coordinator::reconcile_waiting() {
   act(ScanCheckpoints{durable_.saved_step()});
 }
 
+bool Coordinator::in_join_window() const {
+  return now_ms_ - roster_.last_join_ms() <
+         options_.job.elastic().join_window_ms();
+}
+
+// Daemons that crash in a loop and a busy spot market must not delay the others
+// without end.
+bool Coordinator::keeps_joining() const {
+  constexpr int64_t kMostWindows = 10;
+  return joining_since_ms_ >= 0 &&
+         now_ms_ - joining_since_ms_ >=
+             kMostWindows * options_.job.elastic().join_window_ms();
+}
+
 // True if the job was told to stop without saving; no rank is needed any more.
 bool Coordinator::abort_to_discard() {
   if (!durable_.stop_discards()) return false;
@@ -346,10 +364,9 @@ bool Coordinator::ready_to_scan() {
   const bool all_back = keeps_state_ &&
                         durable_.assignment().ranks_size() > 0 &&
                         retention_.missing_holders(view()).empty();
-  const bool in_join_window = now_ms_ - roster_.last_join_ms() <
-                              options_.job.elastic().join_window_ms();
   if (gathering_ && !all_back &&
-      (in_join_window || policy_.awaits_hardware(view())))
+      ((in_join_window() && !keeps_joining()) ||
+       policy_.awaits_hardware(view())))
     return false;
   return !keeps_state_ ||
          (roster_.inventories_known(durable_.generation()) &&
@@ -378,6 +395,13 @@ bool Coordinator::source_fate_known() const {
          holders_answered(view());
 }
 
+// Workers may have left meanwhile, so that what was asked for is there.
+void Coordinator::settle_request() {
+  if (!durable_.mesh_request().changed()) return;
+  policy_.note_change(view(), durable_.mutable_mesh_request());
+  if (!durable_.mesh_request().changed()) persist();
+}
+
 void Coordinator::reconcile_live() {
   if (const auto failure = detector_.find(view())) return abort(*failure);
   if (roster_.all_quiesced(durable_)) return end_generation();
@@ -391,7 +415,10 @@ void Coordinator::reconcile_live() {
     // RUN must have reached every worker before FINISH replaces it.
     if (change && roster_.all_started(durable_) && !put_off_for_room(*change))
       finish(*change);
-    if (!change && now_ms_ >= no_change_before_ms_) put_off_.clear();
+    if (!change && now_ms_ >= no_change_before_ms_) {
+      put_off_.clear();
+      settle_request();
+    }
     return;
   }
   if (change && change->must && !durable_.finish().must_stop())

@@ -137,6 +137,9 @@ class Coordinator {
   void reconcile_live();  // RUNNING and FINISHING
   void reconcile_ended();
   bool ready_to_scan();
+  bool in_join_window() const;  // somebody joined within that time
+  bool keeps_joining() const;
+  void settle_request();
   bool abort_to_discard();
   // Whether it is known why the ranks of an abort could not load their source.
   bool source_fate_known() const;
@@ -194,7 +197,8 @@ class Coordinator {
             .phase_since_ms = phase_since_ms_,
             .times = &times_,
             .last_finished = ledger_.last_finished(),
-            .saved_step = checkpoints_.newest_step()};
+            .saved_step = checkpoints_.newest_step(),
+            .keeps_joining = keeps_joining()};
   }
   double unix_now() const {
     return options_.unix_offset_s + static_cast<double>(now_ms_) / 1000;
@@ -250,11 +254,12 @@ class Coordinator {
   int64_t started_ms_ = 0;
   int64_t phase_since_ms_ = 0;
   bool scanning_ = false;
-  bool finish_checked_ = false;  // scanned for the last step's checkpoint
-  bool gathering_ = true;        // the next plan waits for the join window
-  int64_t not_before_ms_ = 0;    // back-off after repeated failures
-  int64_t failed_saves_ = 0;     // in a row, at which the ranks ended
-  bool replicas_fit_ = true;     // unless a rank found that there is no room
+  bool finish_checked_ = false;    // scanned for the last step's checkpoint
+  bool gathering_ = true;          // the next plan waits for the join window
+  int64_t joining_since_ms_ = -1;  // -1: nobody joined lately
+  int64_t not_before_ms_ = 0;      // back-off after repeated failures
+  int64_t failed_saves_ = 0;       // in a row, at which the ranks ended
+  bool replicas_fit_ = true;       // unless a rank found that there is no room
   std::set<std::string> reported_damaged_;  // checkpoints, with what is wrong
   std::string waiting_for_;
   std::optional<Failure> failure_;  // of the abort in progress

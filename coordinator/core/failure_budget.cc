@@ -26,10 +26,19 @@ int64_t backoff_ms(int64_t failures) {
 
 }  // namespace
 
-void count_failure(const Failure& f, int64_t last_finished,
+void count_failure(const Failure& f, int64_t last_finished, int64_t source_step,
                    pb::FailureBudget* b) {
-  if (last_finished > b->finished_step()) reset_failures(b);
+  if (last_finished > b->finished_step()) {
+    reset_failures(b);
+    b->set_setbacks(0);
+    source_step = last_finished;  // from where others may fall back
+  } else if (source_step > b->source_step()) {
+    reset_failures(b);
+  } else if (source_step < b->source_step()) {
+    b->set_setbacks(b->setbacks() + 1);
+  }
   b->set_finished_step(last_finished);
+  b->set_source_step(source_step);
   b->set_failures(b->failures() + 1);
   const bool same =
       f.rank >= 0 && b->last_rank() == f.rank && b->last_step() == f.step;
@@ -86,6 +95,10 @@ FailureVerdict judge_failure(const Failure& f, const pb::Elastic& elastic,
   } else if (follows_rank) {
     v.reason = fmt::format("{} (the same rank failed at step {} on {} hosts)",
                            f.text(), f.step, b->last_hosts());
+  } else if (b->setbacks() >= most) {
+    v.reason = fmt::format(
+        "{} (the state was lost {} times without a newly finished step)",
+        f.text(), b->setbacks());
   } else if (b->failures() >= most) {
     v.reason =
         fmt::format("{} (the last of {} failures without a finished step)",

@@ -40,9 +40,11 @@ enum class Consequence {
 
 // Counts the failure. When a step was finished since the failure before, the
 // count begins again; last_finished comes from the metrics log, so that this
-// holds across restarts of the coordinator.
+// holds across restarts of the coordinator. So it does while lost steps are
+// made again, when the generation that failed had begun at a later step than
+// the one before it; how often it began at an earlier one is counted, too.
 void count_failure(const Failure& failure, int64_t last_finished,
-                   pb::FailureBudget* budget);
+                   int64_t source_step, pb::FailureBudget* budget);
 // source, faults: of the generation that failed; of the hosts, with this
 // failure. REQUIRES: the failure is counted.
 FailureVerdict judge_failure(const Failure& failure, const pb::Elastic& elastic,

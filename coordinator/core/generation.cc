@@ -18,6 +18,22 @@ constexpr int64_t kLookForRoomMs = 1000;
 
 // ------------------------------------------------------------------- start
 
+namespace {
+
+// Metrics in the newest checkpoint up to the step, of this branch.
+std::vector<pb::StepMetrics> metrics_up_to(
+    const CheckpointsScanned& scan, int64_t step,
+    const std::vector<FirstStep>& first_steps) {
+  const CheckpointInfo* newest = nullptr;
+  for (const CheckpointInfo& c : scan.valid)
+    if (c.step <= step && (newest == nullptr || c.step > newest->step) &&
+        abandoned_by(first_steps, generation_of(c), c.step) == 0)
+      newest = &c;
+  return newest == nullptr ? std::vector<pb::StepMetrics>() : newest->recent;
+}
+
+}  // namespace
+
 void Coordinator::plan(const CheckpointsScanned& scan) {
   ledger_.prove(scan.valid);
   for (const std::string& damaged : scan.invalid)
@@ -68,6 +84,10 @@ void Coordinator::plan(const CheckpointsScanned& scan) {
   if (!s.empty()) {
     if (cordon_short(s, next.assignment)) return;
     not_before_ms_ = now_ms_ + kLookForRoomMs;
+    if (durable_.stop_requested()) {
+      decline_stop(to_text(s));
+      persist();
+    }
     if (const std::string text = to_text(s); text != waiting_for_)
       wait_for(events::kWaitingForRoom, text);
     return;
@@ -78,14 +98,9 @@ void Coordinator::plan(const CheckpointsScanned& scan) {
     next.assignment.mutable_source()->mutable_reason()->append("; " + given_up);
   restore_steps(decision.generation, decision.source.step(), number);
   abandon_checkpoints(scan, decision.source.step());
-  std::vector<pb::StepMetrics> saved;  // of the newest checkpoint before it
-  int64_t saved_step = -1;
-  for (const CheckpointInfo& c : scan.valid)
-    if (c.step > saved_step && c.step <= decision.source.step()) {
-      saved_step = c.step;
-      saved = c.recent;
-    }
-  begin_generation(decision, std::move(next), saved);
+  begin_generation(
+      decision, std::move(next),
+      metrics_up_to(scan, decision.source.step(), ledger_.first_steps()));
 }
 
 Plan Coordinator::plan_of(const Recovery::Decision& decision) const {
@@ -309,7 +324,9 @@ void Coordinator::end_generation() {
   Cordoning cordons = cordoning();
   Consequence consequence = Consequence::kNone;
   if (fault && fault->exit_code != kExitSaveFailed) {
-    count_failure(*fault, ledger_.last_finished(), durable_.mutable_budget());
+    count_failure(*fault, ledger_.last_finished(),
+                  durable_.assignment().source().step(),
+                  durable_.mutable_budget());
     consequence = cordons.after(*fault);
     for (const pb::LinkSearch& test : cordons.changes().tests)
       emit(event_of(test));

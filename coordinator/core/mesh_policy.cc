@@ -214,7 +214,7 @@ bool MeshPolicy::wants_hardware() const {
 
 bool MeshPolicy::awaits_hardware(const ClusterView& view) const {
   constexpr int64_t kLongestMs = 5000;
-  if (!wants_hardware() ||
+  if (!wants_hardware() || view.keeps_joining ||
       view.now_ms - view.roster.last_join_ms() >= kLongestMs)
     return false;
   const auto& members = view.roster.members();
@@ -252,8 +252,9 @@ std::optional<MeshPolicy::MeshChange> MeshPolicy::wanted_change(
     return MeshChange{.why = why};
   if (auto search = change_for_search(view)) return search;
   const bool asked = d.mesh_request().changed();
-  const bool in_join_window = view.now_ms - view.roster.last_join_ms() <
-                              job_.elastic().join_window_ms();
+  const bool in_join_window =
+      !view.keeps_joining && view.now_ms - view.roster.last_join_ms() <
+                                 job_.elastic().join_window_ms();
   if (view.now_ms < not_before_ms ||
       ((in_join_window || awaits_hardware(view)) && !asked))
     return std::nullopt;
@@ -398,7 +399,6 @@ Result<bool> MeshPolicy::pin(const ClusterView& view, const std::string& text,
   return true;
 }
 
-// Whether all that was asked for leads to another mesh than the present one.
 void MeshPolicy::note_change(const ClusterView& view,
                              pb::MeshRequest* request) const {
   const pb::Assignment& a = view.durable.assignment();

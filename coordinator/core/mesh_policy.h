@@ -92,6 +92,9 @@ class MeshPolicy {
                    pb::MeshRequest* request) const;
   Result<bool> scale(const ClusterView& view, int64_t slots,
                      pb::MeshRequest* request) const;
+  // Notes in the request whether all that was asked for leads to another mesh
+  // than the present one.
+  void note_change(const ClusterView& view, pb::MeshRequest* request) const;
   // Whether a command may ask for this layout now.
   Status check_layout(const ClusterView& view,
                       const geometry::Layout& layout) const;
@@ -100,7 +103,6 @@ class MeshPolicy {
   Status check_scale(const ClusterView& view, int64_t slots) const;
 
  private:
-  void note_change(const ClusterView& view, pb::MeshRequest* request) const;
   // Whether no ranks are placed on the host now.
   bool is_set_aside(const pb::HostFaults& faults, const std::string& host,
                     bool everyone) const;

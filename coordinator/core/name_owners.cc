@@ -5,7 +5,7 @@
 namespace remesh::core {
 namespace {
 
-constexpr int kMaxOwners = 1 << 16;
+constexpr int kMaxOwners = limits::kMaxWorkers;
 constexpr int kMaxNamesOfKey = limits::kMaxWorkers;
 
 }  // namespace

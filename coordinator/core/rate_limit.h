@@ -40,7 +40,9 @@ class RateLimit {
     int64_t since_ms = 0;
   };
   double tokens(const Bucket& b, int64_t now_ms) const {
-    const double ms = static_cast<double>(now_ms - b.since_ms);
+    // The clock may have been set back.
+    const auto ms =
+        static_cast<double>(std::max<int64_t>(0, now_ms - b.since_ms));
     return std::min(burst_, b.tokens + ms * per_s_ / 1000);
   }
   // A full bucket is like none.

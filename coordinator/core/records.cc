@@ -24,7 +24,7 @@ void Coordinator::finish_steps(int64_t committed) {
     clear_suspicion();
   }
   if (durable_.assignment().measure_link())
-    times_.set_link(roster_.link_bytes_per_s(durable_.generation()));
+    times_.set_link(roster_.link_bytes_per_s(durable_.generation()), now_ms_);
   if (backlog_full_) return;
   for (const auto& entry : ledger_.advance(durable_.generation(), committed)) {
     record(entry);

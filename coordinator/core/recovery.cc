@@ -72,8 +72,7 @@ int64_t newest_generation(const CheckpointsScanned& scan, int64_t journaled) {
     if (other <= limits::kMaxNumber) newest = std::max(newest, other);
   };
   take(scan.claimed);
-  for (const CheckpointInfo& c : scan.valid)
-    for (const pb::StepMetrics& m : c.recent) take(m.generation());
+  for (const CheckpointInfo& c : scan.valid) take(generation_of(c));
   return newest;
 }
 

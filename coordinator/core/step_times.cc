@@ -54,6 +54,8 @@ void StepTimes::add_step(double seconds, int64_t now_ms) {
     return m.step.layout == at_->step.layout && m.step.hosts == at_->step.hosts;
   });
   if (it == meshes_.end()) {
+    std::erase_if(meshes_,
+                  [&](const Mesh& m) { return now_ms - m.at_ms >= kKeptMs; });
     meshes_.push_back(*at_);
     meshes_.back().step.seconds = now;
     it = std::prev(meshes_.end());
@@ -72,15 +74,19 @@ std::vector<planner::MeasuredStep> StepTimes::measured(
   return out;
 }
 
-void StepTimes::set_link(double bytes_per_s) {
-  if (at_ && bytes_per_s > 0) links_[at_->step.hosts] = bytes_per_s;
+void StepTimes::set_link(double bytes_per_s, int64_t now_ms) {
+  if (!at_ || !(bytes_per_s > 0)) return;
+  links_[at_->step.hosts] = {bytes_per_s, now_ms};
+  std::erase_if(links_, [&](const auto& link) {
+    return now_ms - link.second.at_ms >= kKeptMs;
+  });
 }
 
 double StepTimes::link_bytes_per_s(const std::set<std::string>& hosts) const {
   double least = 0;
-  for (const auto& [between, rate] : links_)
+  for (const auto& [between, link] : links_)
     if (are_among(hosts, between))
-      least = least == 0 ? rate : std::min(least, rate);
+      least = least == 0 ? link.bytes_per_s : std::min(least, link.bytes_per_s);
   return least;
 }
 

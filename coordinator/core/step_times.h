@@ -25,8 +25,9 @@ class StepTimes {
   // Steps that follow are made on that mesh, on these hosts.
   void begin(const geometry::Layout& layout, std::set<std::string> hosts);
   void add_step(double seconds, int64_t now_ms);
-  // Bandwidth between its hosts, as its ranks measured it; 0 is ignored.
-  void set_link(double bytes_per_s);
+  // Bandwidth between its hosts, as its ranks measured it; 0 is ignored. What
+  // was measured between others over an hour before is forgotten.
+  void set_link(double bytes_per_s, int64_t now_ms);
   void add_pause(double seconds) { keep(seconds, &pauses_); }
   void add_failure() { ++failures_; }
 
@@ -49,6 +50,10 @@ class StepTimes {
     planner::MeasuredStep step;
     int64_t at_ms = 0;  // of the last step
   };
+  struct Link {
+    double bytes_per_s = 0;
+    int64_t at_ms = 0;
+  };
   static void keep(double seconds, std::deque<double>* in);
 
   int64_t began_ms_ = 0;
@@ -58,7 +63,7 @@ class StepTimes {
   std::deque<double> pauses_;
   int64_t failures_ = 0;
   std::vector<Mesh> meshes_;
-  std::map<std::set<std::string>, double> links_;
+  std::map<std::set<std::string>, Link> links_;
 };
 
 }  // namespace remesh::core

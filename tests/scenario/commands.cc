@@ -73,6 +73,8 @@ const std::map<std::string, ScriptedCluster::Verb>& ScriptedCluster::verbs() {
        {&S::rank,
         "spawn-failed NAME error=: its next ranks cannot be started"}},
       {"disk", {&S::disk, "disk full|ok"}},
+      {"room",
+       {&S::room, "room NAME bytes=: so much shared memory is free there"}},
       {"kills", {&S::disk, "kills slow [NAME]|done: SIGKILLed ranks linger"}},
       {"damage",
        {&S::scan_result,
@@ -410,6 +412,13 @@ Status ScriptedCluster::disk(const Command& c) {
   return ok_status();
 }
 
+Status ScriptedCluster::room(const Command& c) {
+  const auto w = find_worker(c.words.empty() ? "" : c.words[0], true);
+  if (!w.ok()) return w.status();
+  (*w)->room = c.number("bytes", -1);
+  return ok_status();
+}
+
 Status ScriptedCluster::scan_result(const Command& c) {
   if (c.name == "spoil") {
     for (size_t i = 1; i < c.words.size(); ++i)
@@ -506,6 +515,8 @@ Status ScriptedCluster::status(const Command&) {
   if (s.has_mesh()) text += mesh_text(s.mesh());
   if (!s.pinned().empty()) text += " pinned";
   if (s.scale() > 0) text += fmt::format(" scale={}", s.scale());
+  if (s.mesh_changes() && s.state() == pb::JobStatus::RUNNING)
+    text += " changes";
   if (!s.detail().empty()) text += " (" + s.detail() + ")";
   for (const pb::WorkerStatus& w : s.workers())
     text += fmt::format(" {}:{}{}{}", w.name(),

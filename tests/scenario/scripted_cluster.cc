@@ -134,6 +134,9 @@ void ScriptedCluster::tick_worker(Worker& w) {
     return !apart && r.second->alive && !r.second->stopped && !r.second->stuck;
   });
   agent::Tick t;
+  if (w.room >= 0)
+    t.room = {.total = uint64_t{1} << 40,
+              .room = static_cast<uint64_t>(w.room)};
   for (auto& [rank, r] : w.ranks) {
     if (r.alive && moving && w.generation == live_) ++r.progress;
     t.samples.push_back(sample(r));

@@ -68,6 +68,7 @@ class ScriptedCluster {
     std::deque<agent::Event> in;          // while held or frozen
     int64_t generation = 0;               // of `ranks`
     std::map<int, Rank> ranks;
+    int64_t room = -1;         // free shared memory; -1: it does not say
     sim::StateMemory memory;   // of its host: outlives its daemon
     std::set<int64_t> fences;  // completed, of `generation`
     std::string spawn_error;   // the next start fails
@@ -101,6 +102,7 @@ class ScriptedCluster {
   Status commit(const Command& c);
   Status rank(const Command& c);
   Status disk(const Command& c);
+  Status room(const Command& c);
   Status scan_result(const Command& c);
   Status report(const Command& c);
   Status directive(const Command& c);

@@ -383,6 +383,34 @@ TEST_F(AgentTest, ANewCoordinatorsRequestsToSaveAreServed) {
   EXPECT_EQ(asks(3, 1), 4) << "asked before this worker heard of it";
 }
 
+// The coordinator hears of it while RUN waits for the journal.
+TEST_F(AgentTest, ASaveThatIsRequestedWithRunIsServed) {
+  const auto send = [&](pb::Directive::Goal goal, uint64_t epoch,
+                        int64_t generation, int64_t number) {
+    pb::Directive d = directive(++seq_, generation, goal, 1);
+    d.set_epoch(epoch);
+    d.set_checkpoint_request(number);
+    const auto sent = of<SetRequest>(on(DirectiveReceived{d}));
+    return sent.empty() ? -1 : sent.back().checkpoint_request;
+  };
+  send(pb::Directive::PREPARE, 1, 1, 4);  // of generations before
+  EXPECT_EQ(send(pb::Directive::RUN, 1, 1, 5), 1);
+}
+
+TEST_F(AgentTest, ARunByAnotherCoordinatorIsNoRequestToSave) {
+  const auto send = [&](pb::Directive::Goal goal, uint64_t epoch,
+                        int64_t number) {
+    pb::Directive d = directive(++seq_, 1, goal, 1);
+    d.set_epoch(epoch);
+    d.set_checkpoint_request(number);
+    const auto sent = of<SetRequest>(on(DirectiveReceived{d}));
+    return sent.empty() ? -1 : sent.back().checkpoint_request;
+  };
+  send(pb::Directive::PREPARE, 1, 4);
+  EXPECT_EQ(send(pb::Directive::RUN, 2, 0), 0);
+  EXPECT_EQ(send(pb::Directive::RUN, 2, 1), 1);
+}
+
 TEST_F(AgentTest, MeasuresTheHardwareOnceAndReportsItOnRequest) {
   const auto ask = [&](bool want) {
     pb::Directive d = directive(++seq_, 0, pb::Directive::IDLE, 1);

@@ -116,6 +116,25 @@ class OneWorker {
   uint64_t seq_ = 0;
 };
 
+TEST(JoinWindow, WorkersThatKeepJoiningDelayTheStartForTenWindows) {
+  Options o;
+  o.job.mutable_train()->set_global_batch_size(4);
+  o.job.mutable_train()->set_local_batch_size(1);
+  o.job.mutable_elastic()->set_join_window_ms(100);
+  Coordinator core(std::move(o));
+  int64_t now = 0;
+  core.start(now);
+  const auto hear = [&](const std::string& worker, uint64_t incarnation) {
+    pb::Report r = report(worker, 1, incarnation);
+    return !all_of<ScanCheckpoints>(core.on(ReportReceived{r}, now)).empty();
+  };
+  hear("a", 1);
+  // A daemon that crashes in a loop.
+  for (uint64_t life = 1; !hear("b", life) && now < 10'000; ++life) now += 90;
+  EXPECT_GE(now, 1000);
+  EXPECT_LT(now, 1200);
+}
+
 // The naive twin of choose_source.
 std::optional<int64_t> newest_good(const CheckpointsScanned& scan,
                                    const std::set<std::string>& refused) {

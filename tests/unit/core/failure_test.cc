@@ -119,7 +119,8 @@ TEST(FailureDetector, AHangNeedsProgressFirstAndFreshReports) {
 FailureVerdict account_failure(const Failure& f, const pb::Elastic& e,
                                int64_t last_finished, pb::Durable* d,
                                Consequence c = Consequence::kNone) {
-  count_failure(f, last_finished, d->mutable_budget());
+  count_failure(f, last_finished, d->assignment().source().step(),
+                d->mutable_budget());
   return judge_failure(f, e, c, d->assignment().source(), d->host_faults(),
                        d->mutable_budget());
 }
@@ -144,6 +145,38 @@ TEST(FailureBudget, GivesUpWithoutProgressAndBacksOffBefore) {
     waits.push_back(v.backoff_ms);
   }
   EXPECT_EQ(waits, (std::vector<int64_t>{0, 0, 250, 500, 0}));
+}
+
+// Step 1000 was finished, and the job continued at 900.
+TEST(FailureBudget, LostStepsThatAreMadeAgainAreProgress) {
+  pb::Durable d;
+  auto* source = d.mutable_assignment()->mutable_source();
+  for (int64_t step = 900; step < 1000; step += 5) {
+    source->set_step(step);
+    EXPECT_FALSE(account_failure({.what = "x", .rank = 1, .step = step + 5},
+                                 elastic(), 1000, &d)
+                     .give_up)
+        << step;
+  }
+}
+
+TEST(FailureBudget, GivesUpIfTheSameStepsAreLostAgainAndAgain) {
+  pb::Durable d;
+  auto* source = d.mutable_assignment()->mutable_source();
+  for (int64_t setbacks = 0; setbacks <= 5; ++setbacks)
+    for (const int64_t step : {950, 900}) {
+      source->set_step(step);
+      const auto v =
+          account_failure({.what = "x", .rank = 1, .step = 1000 + setbacks},
+                          elastic(), 1000, &d);
+      EXPECT_EQ(v.give_up, step == 900 && setbacks == 4) << setbacks;
+      if (v.give_up) {
+        EXPECT_EQ(v.reason,
+                  "x (the state was lost 5 times without a newly finished "
+                  "step)");
+        return;
+      }
+    }
 }
 
 TEST(FailureBudget, ABadSourceIsNotTheSameFailure) {

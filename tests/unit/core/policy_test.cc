@@ -313,6 +313,9 @@ TEST(MeshPolicy, WantsALargerMeshAfterTheJoinWindow) {
   ASSERT_TRUE(change);
   EXPECT_FALSE(change->must);
   EXPECT_FALSE(f.policy.wanted_change(f.view(6000), 7000)) << "put off";
+  ClusterView view = f.view(5999);
+  view.keeps_joining = true;
+  EXPECT_TRUE(f.policy.wanted_change(view, 0)) << "there is always one more";
 }
 
 TEST(MeshPolicy, MustChangeForAStopAndForALeavingWorkerWithRanks) {

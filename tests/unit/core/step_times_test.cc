@@ -18,6 +18,8 @@ Measured measured(const StepTimes& t, const std::set<std::string>& hosts,
   return t.measured(hosts, now_ms);
 }
 
+constexpr int64_t kHourMs = 3'600'000;
+
 TEST(StepTimes, AMeshIsMeasuredByTheMedianOfItsStepsButTheFirst) {
   StepTimes t;
   add(&t, 10, 1);  // of no mesh
@@ -49,7 +51,6 @@ TEST(StepTimes, MeshesAreKeptApart) {
 }
 
 TEST(StepTimes, AMeshIsForgottenAnHourAfterItsLastStep) {
-  constexpr int64_t kHourMs = 3'600'000;
   StepTimes t;
   t.begin({.dp = 4}, {"a", "b"});
   add(&t, 9, 3, 1000);
@@ -66,16 +67,19 @@ TEST(StepTimes, TheSlowestLinkOfTheHostsCounts) {
   EXPECT_TRUE(t.knows_link({"a"}));
   EXPECT_FALSE(t.knows_link({"a", "b"}));
   t.begin({.dp = 2}, {"a", "b"});
-  t.set_link(0);
+  t.set_link(0, 0);
   EXPECT_FALSE(t.knows_link({"a", "b"}));
-  t.set_link(1e9);
+  t.set_link(1e9, 0);
   t.begin({.dp = 2}, {"b", "c"});
-  t.set_link(1e8);
+  t.set_link(1e8, 1000);
   EXPECT_TRUE(t.knows_link({"a", "b"}));
   EXPECT_FALSE(t.knows_link({"a", "c"}));
   EXPECT_EQ(t.link_bytes_per_s({"a", "b"}), 1e9);
   EXPECT_EQ(t.link_bytes_per_s({"a", "b", "c"}), 1e8);
   EXPECT_EQ(t.link_bytes_per_s({"a", "c"}), 0);
+  t.set_link(2e8, kHourMs);
+  EXPECT_FALSE(t.knows_link({"a", "b"})) << "after an hour";
+  EXPECT_EQ(t.link_bytes_per_s({"a", "b", "c"}), 2e8);
 }
 
 TEST(StepTimes, NonsenseIsNotCounted) {

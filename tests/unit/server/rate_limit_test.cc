@@ -22,6 +22,13 @@ TEST(RateLimit, AFloodIsLimitedAndOthersAreNotAffected) {
   EXPECT_EQ(admitted(rate, "flood", 100'000, 60'000), 2000);
 }
 
+TEST(RateLimit, AClockThatIsSetBackDelaysNobody) {
+  RateLimit rate(10, 20);
+  EXPECT_EQ(admitted(rate, "a", 5, 3'600'000), 5);
+  EXPECT_EQ(admitted(rate, "a", 100, 0), 15);
+  EXPECT_EQ(admitted(rate, "a", 100, 1000), 10);
+}
+
 TEST(RateLimit, EndedConnectionsAreForgotten) {
   RateLimit rate(1000, 2000);
   for (int i = 0; i < 1000; ++i) {

@@ -139,7 +139,7 @@ void Agent::handle(const DirectiveReceived& e) {
   if (new_coordinator) {
     urgent_ = true;
     // It counts requests from 0: what was asked of it so far is new.
-    request_base_ = -sent_request_.checkpoint_request;
+    request_base_ = busy_ ? -sent_request_.checkpoint_request : 0;
   }
   if (d.want_hardware() && hardware_.empty() && !measuring_) {
     measuring_ = true;
@@ -309,6 +309,7 @@ void Agent::obey() {
     case pb::Directive::PREPARE:
       if (state_ == pb::Report::IDLE && ran_generation_ < generation_) {
         assignment_ = d.assignment();
+        request_base_ = d.checkpoint_request();
         set_state(pb::Report::PREPARED);
       }
       break;
@@ -357,8 +358,7 @@ void Agent::start_ranks() {
     s.set_checkpoint_step(-1);
     ranks_[p.rank()] = s;
   }
-  request_ = {.checkpoint_request = directive_->checkpoint_request()};
-  request_base_ = request_.checkpoint_request;
+  request_ = SetRequest{};
   if (ranks_.empty()) {
     set_state(pb::Report::QUIESCED);  // trivially: it has no ranks
     return;
