@@ -34,10 +34,12 @@ struct ForkOptions {
 Result<manifest::Found> checkpoint_of(FileSystem& files,
                                       const std::string& folder, int64_t step) {
   ASSIGN_OR_RETURN(auto found, manifest::scan(files, folder));
+  const manifest::Found* newest = manifest::choose_newest_valid(found);
+  if (step < 0 && newest != nullptr) return *newest;
   std::vector<std::string> steps;
   for (manifest::Found& f : found) {
     if (!f.status.ok()) continue;
-    if (step < 0 || f.step == step) return std::move(f);
+    if (f.step == step) return std::move(f);
     steps.push_back(std::to_string(f.step));
   }
   return not_found(fmt::format("{}: no checkpoint{}; {}", folder,

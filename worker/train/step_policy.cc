@@ -45,7 +45,8 @@ bool StepPolicy::accepts(double loss, double grad_norm) {
 
 void StepPolicy::add(const PastStep& step) {
   skipped_ = step.skipped ? skipped_ + 1 : 0;
-  if (step.skipped || !std::isfinite(step.loss)) return;
+  // A step whose sequences have no target has the loss 0.
+  if (step.skipped || step.loss == 0 || !std::isfinite(step.loss)) return;
   losses_.push_back(step.loss);
   if (losses_.size() > kWindow) losses_.pop_front();
 }

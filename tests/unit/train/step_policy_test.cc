@@ -52,6 +52,13 @@ TEST(StepPolicy, ASpikeIsFarAboveTheLastLosses) {
   EXPECT_DOUBLE_EQ(p.limit(), 2 + 5 * 0.01 * 2);
 }
 
+// Chats of which a whole batch may be questions.
+TEST(StepPolicy, StepsWithoutTargetsDoNotCount) {
+  StepPolicy p({.most_skipped = 3, .spike_factor = 5});
+  for (int i = 0; i < 100; ++i) EXPECT_TRUE(p.accepts(0, 0));
+  EXPECT_TRUE(p.accepts(3, 1));
+}
+
 // A generation decides as the one before would have.
 TEST(StepPolicy, ContinuesAfterPastSteps) {
   const StepPolicyOptions options{.most_skipped = 2, .spike_factor = 0.5};
