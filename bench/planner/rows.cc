@@ -43,6 +43,9 @@ constexpr const char* kVtrain[] = {"# GPUs",
                                    "pipeline parallelism",
                                    "iteration time (ms)"};
 
+constexpr int64_t kMostRanks = 1 << 20;
+constexpr size_t kMostText = 256;  // of a field that is matched or shown
+
 // Fields of a line, with quotes as in RFC 4180 but no line breaks inside them.
 std::vector<std::string> split(const std::string& line) {
   std::vector<std::string> out(1);
@@ -82,21 +85,31 @@ class Fields {
     const auto [end, error] =
         std::from_chars(value.data(), value.data() + value.size(), x);
     if (error != std::errc() || end != value.data() + value.size() ||
-        !(x >= least && x <= most))
+        !(x >= least && x <= most)) {
       fail(column, fmt::format("a number from {} to {}", least, most));
+      return least;
+    }
     return x;
   }
-  int64_t integer(const std::string& column, int64_t missing, int64_t least) {
-    constexpr double kMost = 1e9;
-    const double x = number(column, static_cast<double>(missing),
-                            static_cast<double>(least), kMost);
+  int64_t integer(const std::string& column, int64_t missing, int64_t least,
+                  int64_t most = 1'000'000'000) {
+    const double x =
+        number(column, static_cast<double>(missing), static_cast<double>(least),
+               static_cast<double>(most));
     if (x != std::floor(x)) fail(column, "an integer");
     return static_cast<int64_t>(x);
   }
+  // A degree of parallelism or a number of devices.
+  int degree(const std::string& column, int64_t missing) {
+    return static_cast<int>(integer(column, missing, 1, kMostRanks));
+  }
   void fail(const std::string& column, const std::string& allowed) {
-    if (problem_.ok())
-      problem_ = invalid_argument(fmt::format(
-          "{}: {} = '{}': must be {}", where_, column, text(column), allowed));
+    check(invalid_argument(fmt::format("{} = '{}': must be {}", column,
+                                       text(column).substr(0, kMostText),
+                                       allowed)));
+  }
+  void check(const Status& s) {
+    if (problem_.ok() && !s.ok()) problem_ = s.with_context(where_);
   }
   const Status& problem() const { return problem_; }
 
@@ -177,13 +190,16 @@ planner::Execution execution_of(const std::string& note, const Row& row,
 
 void read_device(Fields* f, Row* row) {
   const std::string gpu = f->text("gpu");
+  // Longer runs of letters or digits overflow the stack of std::regex.
+  if (gpu.size() > kMostText)
+    return f->fail("gpu", fmt::format("at most {} characters", kMostText));
   std::smatch m;
   static const std::regex kFamily("[A-Z]+[0-9]+[A-Z]*");
-  static const std::regex kMemory("([0-9]+) ?GB");
+  static const std::regex kMemory("(^|[^0-9])([0-9]{1,6}) ?GB");
   if (!std::regex_search(gpu, m, kFamily))
     return f->fail("gpu", "the name of a device, such as A100 or H100");
   row->device = m[0];
-  if (std::regex_search(gpu, m, kMemory)) row->memory_gb = std::stod(m[1]);
+  if (std::regex_search(gpu, m, kMemory)) row->memory_gb = std::stod(m[2]);
 }
 
 void read_model(Fields* f, Row* row) {
@@ -195,26 +211,42 @@ void read_model(Fields* f, Row* row) {
   c.hidden_dim = f->integer("ffn_hidden", 4 * c.dim, 1);
   c.vocab_size = f->integer("vocab", -1, 1);
   row->shape.T = f->integer("seq", -1, 1);
-  if (const Status s = c.validate(); f->problem().ok() && !s.ok())
-    f->fail("heads", "a divisor of hidden: " + s.message());
+  f->check(c.validate());
+}
+
+// The number of ranks, where a degree of 0 is not given; above kMostRanks if
+// there are more, since the product may exceed 64 bits.
+int64_t ranks_of(const geometry::Layout& l) {
+  int64_t ranks = 1;
+  for (const int degree : {l.tp, l.pp, l.cp, l.dp})
+    ranks = std::min(ranks * std::max(1, degree), kMostRanks + 1);
+  return ranks;
 }
 
 void read_layout(Fields* f, Row* row) {
   geometry::Layout& l = row->layout;
-  l.tp = static_cast<int>(f->integer("tp", 0, 1));
-  l.pp = static_cast<int>(f->integer("pp", l.tp == 0 ? 0 : 1, 1));
-  l.cp = static_cast<int>(f->integer("cp", 1, 1));
-  const int64_t model =
-      int64_t{1} * std::max(1, l.tp) * std::max(1, l.pp) * l.cp;
-  // Either follows from the other.
-  const int64_t dp = f->integer("dp", 0, 1);
-  const int64_t world = f->integer("n_gpus", dp == 0 ? -1 : dp * model, 1);
+  l.tp = f->degree("tp", 0);
+  l.pp = f->degree("pp", l.tp == 0 ? 0 : 1);
+  l.cp = f->degree("cp", 1);
+  l.dp = f->degree("dp", 0);
+  // Without tp, and pp or dp, all three are searched.
+  if (l.tp == 0 && (l.pp == 0 || l.dp == 0)) l.pp = l.dp = 0;
+  const int64_t given = ranks_of(l);
+  // The number that is missing follows from the others.
+  row->world = f->degree("n_gpus", l.dp == 0 ? -1 : given);
   if (!f->problem().ok()) return;
-  row->world = static_cast<int>(world);
-  l.dp = static_cast<int>(dp > 0 ? dp : std::max<int64_t>(1, world / model));
-  if (l.tp > 0 && l.pp > 0 && l.dp * model != world)
-    return f->fail("n_gpus",
-                   fmt::format("tp x pp x dp x cp = {}", l.dp * model));
+  if (given > kMostRanks || row->world % given != 0 ||
+      (l.tp > 0 && l.dp > 0 && row->world != given))
+    return f->fail(
+        "n_gpus", given > kMostRanks
+                      ? fmt::format("tp x pp x dp x cp, at most {}", kMostRanks)
+                      : fmt::format("{} = {}",
+                                    l.tp > 0 && l.dp > 0
+                                        ? "tp x pp x dp x cp"
+                                        : "a multiple of the given degrees",
+                                    given));
+  int& missing = l.dp == 0 ? l.dp : l.tp;
+  if (missing == 0) missing = static_cast<int>(row->world / given);
   if (l.tp > 0 && row->shape.model.n_heads % l.tp != 0)
     return f->fail("tp", "a divisor of heads");
   if (l.pp > row->shape.model.n_layers) return f->fail("pp", "at most layers");
@@ -223,6 +255,8 @@ void read_layout(Fields* f, Row* row) {
   row->shape.B = f->integer("micro_batch", 0, 1);
   row->shape.zero_stage = static_cast<int>(f->integer("zero_stage", 0, 0));
   if (row->shape.zero_stage > 3) f->fail("zero_stage", "from 0 to 3");
+  if (row->global_batch > 0 && row->shape.B > row->global_batch)
+    f->fail("micro_batch", "at most global_batch");
 }
 
 Result<Row> read_throughput(Fields f, int line) {
@@ -274,21 +308,20 @@ Result<Row> read_vtrain(Fields f, int line) {
        .vocab_size = 51200};
   c.n_kv_heads = c.n_heads;
   c.hidden_dim = 4 * c.dim;
-  row.world = static_cast<int>(whole("# GPUs"));
+  row.world = f.degree("# GPUs", -1);
   row.shape.T = whole("sequence length");
   row.shape.B = whole("micro batch");
   row.global_batch = whole("global batch");
-  row.layout.tp = static_cast<int>(whole("tensor parallelism"));
-  row.layout.dp = static_cast<int>(whole("data parallelism"));
-  row.layout.pp = static_cast<int>(whole("pipeline parallelism"));
+  row.layout.tp = f.degree("tensor parallelism", -1);
+  row.layout.dp = f.degree("data parallelism", -1);
+  row.layout.pp = f.degree("pipeline parallelism", -1);
   const double ms = f.number("iteration time (ms)", -1, 1e-6, 1e12);
   RETURN_IF_ERROR(f.problem());
-  if (row.layout.world() != row.world)
-    f.fail("# GPUs", fmt::format("the product of the parallelisms, {}",
-                                 row.layout.world()));
+  if (ranks_of(row.layout) != row.world)
+    f.fail("# GPUs", fmt::format("the product of the parallelisms, at most {}",
+                                 kMostRanks));
+  f.check(c.validate());
   RETURN_IF_ERROR(f.problem());
-  if (const Status valid = c.validate(); !valid.ok())
-    f.fail("hidden size", "of a model that exists: " + valid.message());
   if (c.n_heads % row.layout.tp != 0)
     f.fail("tensor parallelism", "a divisor of the attention heads");
   if (row.layout.pp > c.n_layers)
@@ -319,9 +352,11 @@ Result<std::vector<Row>> parse_rows(const std::string& text,
   const std::vector<std::string> header = split(line);
   for (size_t i = 0; i < header.size(); ++i) columns.emplace(header[i], i);
   const bool vtrain = columns.contains(kVtrain[0]);
-  std::vector<std::string> missing;
+  std::vector<std::string> missing, repeated;
   const auto need = [&](const char* column) {
-    if (!columns.contains(column)) missing.emplace_back(column);
+    const auto n = std::count(header.begin(), header.end(), column);
+    if (n == 0) missing.emplace_back(column);
+    if (n > 1) repeated.emplace_back(column);
   };
   if (vtrain)
     for (const char* c : kVtrain) need(c);
@@ -330,6 +365,9 @@ Result<std::vector<Row>> parse_rows(const std::string& text,
   if (!missing.empty())
     return invalid_argument(
         fmt::format("{}: missing columns: {}", name, join(missing)));
+  if (!repeated.empty())
+    return invalid_argument(
+        fmt::format("{}: columns that occur twice: {}", name, join(repeated)));
   std::vector<Row> rows;
   for (int number = 2; std::getline(in, line); ++number) {
     if (line.empty() || line == "\r") continue;
@@ -353,7 +391,8 @@ Result<std::vector<Row>> parse_rows(const std::string& text,
 
 Result<std::vector<Row>> read_rows(const std::string& path) {
   std::ifstream in(path);
-  if (!in) return not_found(path + ": cannot be read");
+  in.peek();  // A folder can be opened, but not read.
+  if (!in.is_open() || in.bad()) return not_found(path + ": cannot be read");
   std::ostringstream text;
   text << in.rdbuf();
   return parse_rows(text.str(), path);

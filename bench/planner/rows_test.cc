@@ -18,8 +18,8 @@ constexpr char kRow[] =
     "A paper,\"Table 1, VP=3\",GPT-18B,18,40,6144,48,48,24576,51200,2048,"
     "A100-80GB (Selene),64,8,2,4,1,0,2,256,full,fp16,871.6,135,32.6,yes\n";
 
-std::string problem(const std::string& from, const std::string& to) {
-  std::string text = std::string(kHeader) + kRow;
+std::string problem(const std::string& from, const std::string& to,
+                    std::string text = std::string(kHeader) + kRow) {
   text.replace(text.find(from), from.size(), to);
   const auto rows = parse_rows(text, "x.csv");
   return rows.ok() ? "" : rows.status().message();
@@ -98,7 +98,76 @@ TEST(Rows, ErrorsNameLineColumnAndWhatIsAllowed) {
             "x.csv:2: tokens_per_s_per_gpu = '-3': mus");
   EXPECT_EQ(problem(",yes", ",yes,extra"),
             "x.csv:2: 27 fields, the header has 26");
-  EXPECT_FALSE(read_rows("no_such.csv").ok());
+  EXPECT_EQ(problem(",48,48,", ",48,5,"),
+            "x.csv:2: model.n_kv_heads = 5: must divide model.n_heads = 48");
+  EXPECT_EQ(problem(",cp,", ",tp,"), "x.csv: missing columns: cp");
+  EXPECT_EQ(problem(",mfu_pct,", ",tp,"),
+            "x.csv: columns that occur twice: tp");
+  EXPECT_EQ(problem("mfu_pct", "tflops_per_gpu"), "");  // it is not used
+  for (const char* path : {"no_such.csv", "bench/planner/data"})
+    EXPECT_EQ(read_rows(path).status().message(),
+              std::string(path) + ": cannot be read");
+}
+
+TEST(Rows, ALongNameOfADeviceIsRefused) {
+  for (const char* c : {"A", "9"}) {
+    std::string name = "A100";
+    for (int i = 0; i < 200'000; ++i) name += c;
+    const std::string text = problem("A100-80GB", name + "GB");
+    EXPECT_NE(text.find("': must be at most 256 characters"),
+              std::string::npos);
+    EXPECT_LT(text.size(), 400u);
+  }
+}
+
+TEST(Rows, TheNumberOfRanksIsLimited) {
+  const std::string many = "1000000000";
+  EXPECT_EQ(problem(",64,8,2,4,", "," + many + ",8,2,4,"),
+            "x.csv:2: n_gpus = '1000000000': must be a number from 1 to "
+            "1048576");
+  EXPECT_EQ(problem(",64,8,2,4,", ",64,1e300,2,4,"),
+            "x.csv:2: tp = '1e300': must be a number from 1 to 1048576");
+  for (const char* to : {",64,65536,65536,65536,", ",64,8,1048576,4,",
+                         ",,1048576,1048576,1048576,"})
+    EXPECT_NE(problem(",64,8,2,4,", to)
+                  .find("must be tp x pp x dp x cp, at most 1048576"),
+              std::string::npos)
+        << to;
+}
+
+TEST(Rows, ALayoutThatIsNotGivenExists) {
+  EXPECT_EQ(problem(",64,8,2,4,1,0,2,256,", ",64,,,,2,0,,,"), "");
+  EXPECT_EQ(problem(",64,8,2,4,1,", ",3,,,,2,"),
+            "x.csv:2: n_gpus = '3': must be a multiple of the given degrees = "
+            "2");
+  EXPECT_EQ(problem(",64,8,2,4,", ",64,,2,4,"), "") << "tp is 8";
+  EXPECT_EQ(problem(",64,8,2,4,", ",64,,2,5,"),
+            "x.csv:2: n_gpus = '64': must be a multiple of the given degrees = "
+            "10");
+}
+
+TEST(Rows, AMicroBatchIsPartOfTheBatch) {
+  EXPECT_EQ(problem(",2,256,", ",1000000000,4,"),
+            "x.csv:2: micro_batch = '1000000000': must be at most "
+            "global_batch");
+  EXPECT_EQ(problem(",2,256,", ",,3,"), "");
+  EXPECT_EQ(problem(",2,256,", ",2,,"), "");
+}
+
+TEST(Rows, TheParallelismsOfVtrainMustExist) {
+  const std::string text =
+      "# GPUs,global batch,micro batch,hidden size,attention heads,# layers,"
+      "sequence length,tensor parallelism,data parallelism,"
+      "pipeline parallelism,iteration time (ms)\n"
+      "8,16,1,1024,16,24,2048,2,2,2,100\n";
+  EXPECT_EQ(problem(",2,2,2,", ",2,2,2,", text), "");
+  // The product, 2^32 + 8, has 8 as its lower half.
+  EXPECT_EQ(problem(",2,2,2,", ",8,536870913,1,", text),
+            "x.csv:2: data parallelism = '536870913': must be a number from 1 "
+            "to 1048576");
+  EXPECT_EQ(problem(",2,2,2,", ",65536,65536,1,", text),
+            "x.csv:2: # GPUs = '8': must be the product of the parallelisms, "
+            "at most 1048576");
 }
 
 TEST(Rows, AnUnknownDeviceIsAnErrorThatListsThoseKnown) {
