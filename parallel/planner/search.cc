@@ -87,6 +87,9 @@ class Search {
   // Why no product of the given degrees was tried.
   std::string beyond_the_search() const {
     const Degrees& d = q_.limits.degrees;
+    if (d.tp > most_tensor() && q_.limits.tensor_across_nodes)
+      return fmt::format("tp {}: the model has {}", d.tp,
+                         plural(q_.model.n_heads, "head"));
     if (d.tp > most_tensor())
       return fmt::format(
           "tp {}: a node has {}; more only with --tp-across-nodes, up to "
@@ -107,6 +110,8 @@ class Search {
       why = fmt::format(
           "a micro-batch of {} must divide the {} sequences of a step", lim.B,
           q_.global_batch);
+    else if (!unplanned_.empty())
+      why = unplanned_;
     else if (lim.zero_stage > 1)
       why = fmt::format(
           "ZeRO stage {} is searched without a pipeline only; with one, 0 and "
@@ -121,11 +126,15 @@ class Search {
                                         plural(q_.devices, "device"), why));
   }
   Status none_fits() const {
+    PlanLimits any;
+    any.tensor_across_nodes = q_.limits.tensor_across_nodes;
+    const bool limited = !(q_.limits == any);
     return exhausted(fmt::format(
-        "the model fits into no mesh of {}: {} needs {:.1f} GB of each "
-        "and may use {:.1f} of its {:.1f} GB; use more devices",
-        plural(q_.devices, "device"), least_text_, least_bytes_ / kGB,
-        usable() / kGB, q_.machine.memory_bytes / kGB));
+        "the model fits into no mesh of {}{}: {} needs {:.1f} GB of each "
+        "and may use {:.1f} of its {:.1f} GB{}",
+        plural(q_.devices, "device"), limited ? " with the given options" : "",
+        least_text_, least_bytes_ / kGB, usable() / kGB,
+        q_.machine.memory_bytes / kGB, limited ? "" : "; use more devices"));
   }
   double usable() const { return kUsable * q_.machine.memory_bytes; }
   int64_t most_tensor() const {
@@ -163,9 +172,18 @@ class Search {
       }
   }
 
+  // Keeps the reason of the first mesh without a plan.
+  void unplanned(const Layout& l, const std::string& why) {
+    if (unplanned_.empty()) unplanned_ = l.to_string() + ": " + why;
+  }
+
   // Micro-batches of 1, 2, 4, ... sequences; more need more memory.
   void plans_of(const Layout& l) {
     const int64_t given = q_.limits.B, most = q_.global_batch / l.dp;
+    if (given > most)
+      unplanned(l, fmt::format("a micro-batch of {} is more than the {} of a "
+                               "data-parallel rank",
+                               given, plural(most, "sequence")));
     for (int64_t B = std::max<int64_t>(1, given);
          B <= most && q_.global_batch % B == 0; B *= 2) {
       const size_t before = found_.size();
@@ -182,7 +200,7 @@ class Search {
   }
 
   std::vector<std::pair<ScheduleKind, int>> schedules(const Layout& l,
-                                                      int64_t B) const {
+                                                      int64_t B) {
     std::vector<std::pair<ScheduleKind, int>> out;
     const auto wanted = [&](ScheduleKind k) {
       return !q_.limits.schedule || *q_.limits.schedule == k;
@@ -193,7 +211,12 @@ class Search {
     if (q_.limits.schedule == ScheduleKind::kGpipe)
       out.emplace_back(ScheduleKind::kGpipe, 1);
     // Megatron-LM and PyTorch refuse other numbers of microbatches.
-    const bool whole = q_.global_batch / B % (int64_t{l.dp} * l.pp) == 0;
+    const int64_t n = q_.global_batch / B, unit = int64_t{l.dp} * l.pp;
+    const bool whole = n % unit == 0;
+    if (!whole && q_.limits.schedule == ScheduleKind::kInterleaved1F1B)
+      unplanned(l, fmt::format("an interleaved pipeline needs a multiple of dp "
+                               "x pp = {} as microbatches, not {}",
+                               unit, n));
     if (whole && wanted(ScheduleKind::kInterleaved1F1B))
       for (const int v : {2, 3, 4, 6, 8, 12})
         if (int64_t{1} * v * l.pp <= q_.model.n_layers)
@@ -297,6 +320,7 @@ class Search {
   std::map<std::pair<int64_t, Recompute>, Parts> parts_;
   std::vector<Candidate> found_;
   Status refused_ = ok_status();
+  std::string unplanned_;
   double least_bytes_ = 0;
   std::string least_text_;
   SearchResult out_;

@@ -34,6 +34,7 @@ struct PlanLimits {
   std::optional<geometry::Recompute> recompute;
   // Tensor-parallel groups may extend over nodes.
   bool tensor_across_nodes = false;
+  friend bool operator==(const PlanLimits&, const PlanLimits&) = default;
 };
 
 struct SearchRequest {

@@ -188,9 +188,41 @@ TEST(Search, ErrorsNameTheValueAndWhatIsAllowed) {
   q = request(8, 8);
   q.machine.memory_bytes = 8e9;
   EXPECT_EQ(problem(q).code(), Code::kExhausted);
-  EXPECT_NE(problem(q).message().find("and may use 7.2 of its 8.0 GB"),
+  EXPECT_NE(problem(q).message().find(
+                "and may use 7.2 of its 8.0 GB; use more devices"),
             std::string::npos)
       << problem(q).message();
+  q.limits.B = 1;
+  EXPECT_NE(problem(q).message().find("no mesh of 8 devices with the given "
+                                      "options: "),
+            std::string::npos)
+      << problem(q).message();
+  EXPECT_TRUE(problem(q).message().ends_with("of its 8.0 GB"));
+  q = request(48, 48);
+  q.limits.degrees.tp = 48;
+  q.limits.tensor_across_nodes = true;
+  q.model.n_heads = 32;
+  EXPECT_EQ(problem(q).message(),
+            "no mesh of 48 devices can train the model: tp 48: the model has "
+            "32 heads");
+}
+
+TEST(Search, OptionsThatRuleOutEveryPlanAreNamed) {
+  SearchRequest q = request(4, 8);
+  q.limits.degrees = {.dp = 4, .tp = 1, .pp = 1, .cp = 1};
+  q.limits.B = 8;
+  for (const int zero : {-1, 2}) {
+    q.limits.zero_stage = zero;
+    EXPECT_EQ(search_layouts(q).status().message(),
+              "no mesh of 4 devices can be planned: dp4: a micro-batch of 8 is "
+              "more than the 2 sequences of a data-parallel rank");
+  }
+  q = request(4, 6);
+  q.limits.degrees = {.dp = 1, .tp = 1, .pp = 4, .cp = 1};
+  q.limits.schedule = ScheduleKind::kInterleaved1F1B;
+  EXPECT_EQ(search_layouts(q).status().message(),
+            "no mesh of 4 devices can be planned: dp1,pp4: an interleaved "
+            "pipeline needs a multiple of dp x pp = 4 as microbatches, not 6");
 }
 
 TEST(Search, APlanThatCannotRunIsAnError) {
