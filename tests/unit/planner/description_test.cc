@@ -52,7 +52,11 @@ TEST(Cluster, BecomesRatesInSiUnits) {
 
 TEST(Cluster, ErrorsNameTheValueAndWhatIsAllowed) {
   EXPECT_EQ(problem(replaced(kCluster, "gemm = 0.5", "gemm = 1.5")),
-            "x.toml:12: efficiency.gemm = 1.5: must be a number above 0 to 1");
+            "x.toml:12: efficiency.gemm = 1.5: must be a number from 1e-12 to "
+            "1");
+  EXPECT_EQ(problem(replaced(kCluster, "= 300\n[node]", "= 1e-300\n[node]")),
+            "x.toml:5: device.peak_tflops = 1e-300: must be a number from "
+            "1e-12 to 1000000");
   EXPECT_EQ(problem(replaced(kCluster, "devices = 8", "devices = 0")),
             "x.toml:7: node.devices = 0: must be an integer from 1 to 1024");
   EXPECT_EQ(problem(replaced(kCluster, "peak_tflops", "peak_tflop")),
@@ -64,9 +68,10 @@ TEST(Cluster, ErrorsNameTheValueAndWhatIsAllowed) {
 }
 
 TEST(Cluster, AMissingKeyIsNamed) {
-  EXPECT_EQ(problem(replaced(kCluster, "peak_tflops = 300", "")),
-            "x.toml: device.peak_tflops: is required: give a number above 0 to "
-            "1000000");
+  EXPECT_EQ(
+      problem(replaced(kCluster, "peak_tflops = 300", "")),
+      "x.toml: device.peak_tflops: is required: give a number from 1e-12 to "
+      "1000000");
 }
 
 TEST(Model, ErrorsNameTheValueAndWhatIsAllowed) {
@@ -77,6 +82,9 @@ TEST(Model, ErrorsNameTheValueAndWhatIsAllowed) {
                   .ok());
   EXPECT_EQ(model_of(file).status().message(),
             "model.n_heads = 3: must divide model.dim = 100");
+  EXPECT_EQ(read("[model]\nn_layers = 1025\n", &file).message(),
+            "x.toml:2: model.n_layers = 1025: must be an integer from 1 to "
+            "1024");
   EXPECT_EQ(
       read("[model]\narch = \"mamba\"\n", &file).message().substr(0, 74),
       "x.toml:2: model.arch = \"mamba\": must be one of \"llama\", \"gpt\"");
