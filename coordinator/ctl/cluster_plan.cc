@@ -3,6 +3,7 @@
 #include <fmt/format.h>
 
 #include <algorithm>
+#include <bit>
 #include <cmath>
 #include <nlohmann/json.hpp>
 
@@ -301,7 +302,9 @@ Json plan_json(const Plan& p) {
 
 int64_t default_batch(int64_t seq_len, int64_t devices) {
   const int64_t tokens = std::max<int64_t>(int64_t{4} << 20, devices << 10);
-  return std::max<int64_t>(1, tokens / seq_len);
+  const int64_t batch = std::max<int64_t>(1, tokens / seq_len);
+  const auto part = static_cast<uint64_t>(std::max<int64_t>(1, batch / 8));
+  return batch - batch % static_cast<int64_t>(std::bit_floor(part));
 }
 
 double parameters_of(const SearchRequest& q) {

@@ -26,7 +26,9 @@ struct ClusterPlanOptions {
 };
 
 // Sequences of a step where nobody says: together 4 Mi tokens, which GPT-3 and
-// Llama 2 were trained with, or 1 Ki for each device if that is more.
+// Llama 2 were trained with, or 1 Ki for each device if that is more. Rounded
+// down to a multiple of a power of two, at least a sixteenth of it, so that
+// micro-batches divide it.
 int64_t default_batch(int64_t seq_len, int64_t devices);
 
 // What the options ask of the planner. Fails if the device has no fp8.

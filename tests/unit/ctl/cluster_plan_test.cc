@@ -167,6 +167,12 @@ TEST(ClusterPlan, TextSaysWhatLimitsTheBestAndWhatChangesCost) {
   const std::string text = plan("llama3-70b", "h100", {.devices = 64}).value();
   for (const char* part :
        {"70.6B parameters, on 64 x H100 (8 nodes of 8)",
+TEST(ClusterPlan, MicroBatchesDivideTheDefaultBatch) {
+  EXPECT_EQ(default_batch(8192, 8), 512);
+  EXPECT_EQ(default_batch(1000, 8), 4096);
+  EXPECT_EQ(default_batch(int64_t{1} << 30, 8), 1);
+}
+
         "best: ", "largest loss: ", "usable",
         "with one setting changed:", "slower", "does not fit: "})
     EXPECT_NE(text.find(part), std::string::npos) << part << "\n" << text;
