@@ -29,12 +29,17 @@ class Evaluation {
   explicit Evaluation(const json& file) : file_(file) {}
 
   Result<Study> run() {
+    RETURN_IF_ERROR(check_sections());
     Study out;
     out.title = text_at(file_, "title");
     out.source = text_at(file_, "source");
     out.note = file_.value("note", "");
     for (const json& f : list("figures")) {
       ASSIGN_OR_RETURN(const double ours, value_of(f));
+      if (number_at(f, "published") == 0 && !f.contains("over"))
+        return invalid_argument(fmt::format(
+            "figure '{}': published = 0: must not be 0 without \"over\"",
+            text_at(f, "text")));
       out.figures.push_back({.text = text_at(f, "text"),
                              .unit = text_at(f, "unit"),
                              .published = number_at(f, "published"),
@@ -54,21 +59,34 @@ class Evaluation {
   }
 
  private:
+  Status check_sections() const {
+    const auto has = [&](const char* key) {
+      return file_.contains(key) && !file_.at(key).empty();
+    };
+    if (file_.contains("runs") && !file_.at("runs").is_object())
+      return invalid_argument("runs: must be an object");
+    for (const char* key : {"figures", "claims", "charts"})
+      if (file_.contains(key) && !file_.at(key).is_array())
+        return invalid_argument(fmt::format("{}: must be a list", key));
+    if (!has("figures") && !has("claims") && !has("charts"))
+      return invalid_argument("must have figures, claims or charts");
+    return ok_status();
+  }
   json list(const char* key) const {
     return file_.contains(key) ? file_.at(key) : json::array();
   }
 
-  // Adds those of its base.
-  Status settings_of(const std::string& name, int depth, json* out) const {
+  // Those of a run replace those of its base.
+  Status settings_of(std::string name, json* out) const {
     const json& runs = file_.at("runs");
-    if (!runs.contains(name)) return not_found("no run is called " + name);
-    constexpr int kDeepest = 8;
-    if (depth > kDeepest)
-      return invalid_argument("run " + name + ": its bases form a cycle");
-    const json& run = runs.at(name);
-    if (run.contains("base"))
-      RETURN_IF_ERROR(settings_of(text_at(run, "base"), depth + 1, out));
-    out->update(run);
+    for (std::set<std::string> seen;; name = text_at(runs.at(name), "base")) {
+      if (!runs.contains(name)) return not_found("no run is called " + name);
+      if (!seen.insert(name).second)
+        return invalid_argument("run " + name + ": its bases form a cycle");
+      const json& run = runs.at(name);
+      out->insert(run.begin(), run.end());  // what is not there yet
+      if (!run.contains("base")) break;
+    }
     out->erase("base");
     return ok_status();
   }
@@ -76,7 +94,7 @@ class Evaluation {
   Result<StudyRun> predict(const std::string& name,
                            const json& changes = json::object()) {
     json settings = json::object();
-    RETURN_IF_ERROR(settings_of(name, 0, &settings));
+    RETURN_IF_ERROR(settings_of(name, &settings));
     settings.update(changes);
     auto run = runs_.predict(settings);
     if (!run.ok()) return run.status().with_context("run " + name);
@@ -91,7 +109,14 @@ class Evaluation {
   Result<double> larger(const json& of, const std::string& name) {
     ASSIGN_OR_RETURN(const double a, metric(text_at(of, "run"), name));
     ASSIGN_OR_RETURN(const double b, metric(text_at(of, "over"), name));
-    return 100 * (a / b - 1);
+    ASSIGN_OR_RETURN(const double ratio, ratio_of(a, b, name));
+    return 100 * (ratio - 1);
+  }
+  static Result<double> ratio_of(double a, double b, const std::string& name) {
+    if (b == 0)
+      return invalid_argument(name +
+                              " is 0, and nothing is a percentage of it");
+    return a / b;
   }
   Result<double> value_of(const json& of) {
     const std::string name = text_at(of, "metric");
@@ -139,7 +164,8 @@ class Evaluation {
                                    p.at(1).get<double>());
       } else {
         RETURN_IF_ERROR(vary(s, text_at(c, "metric"), &line));
-        if (c.value("relative", false)) make_relative(&line);
+        if (c.value("relative", false))
+          RETURN_IF_ERROR(make_relative(text_at(c, "metric"), &line));
       }
       out.series.push_back(std::move(line));
     }
@@ -157,10 +183,15 @@ class Evaluation {
     }
     return ok_status();
   }
-  static void make_relative(StudyChart::Series* line) {
-    if (line->points.empty()) return;
+  static Status make_relative(const std::string& name,
+                              StudyChart::Series* line) {
+    if (line->points.empty()) return ok_status();
     const double first = line->points[0].second;
-    for (auto& point : line->points) point.second *= 100 / first;
+    for (auto& point : line->points) {
+      ASSIGN_OR_RETURN(const double ratio, ratio_of(point.second, first, name));
+      point.second = 100 * ratio;
+    }
+    return ok_status();
   }
 
   Result<StudyChart> bars_of(const json& c) {
@@ -191,8 +222,9 @@ class Evaluation {
     for (const json& change : c.at("changes")) {
       ASSIGN_OR_RETURN(const StudyRun run, predict(base_run, change.at("set")));
       ASSIGN_OR_RETURN(const double y, study_metric(run, of));
+      ASSIGN_OR_RETURN(const double ratio, ratio_of(y, base, of));
       out.bars.push_back(
-          {.name = text_at(change, "name"), .parts = {100 * (y / base - 1)}});
+          {.name = text_at(change, "name"), .parts = {100 * (ratio - 1)}});
     }
     return out;
   }

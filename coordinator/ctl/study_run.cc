@@ -108,6 +108,7 @@ planner::JobShape shape_of(Settings* s, const SearchRequest& q) {
   planner::JobShape shape{.model = q.model, .T = q.T, .bf16 = true};
   shape.B = s->integer("micro_batch", 1);
   shape.zero_stage = static_cast<int>(s->integer("zero", 0));
+  if (shape.zero_stage > 3) s->fail("zero", "from 0 to 3");
   shape.shard_group = static_cast<int>(s->integer("shard_group", 0));
   shape.chunks = static_cast<int>(s->integer("chunks", 1));
   if (const auto kind = geometry::parse_schedule(s->text("schedule", "1f1b"));
@@ -186,6 +187,8 @@ Result<StudyRun> StudyRuns::predict(const json& object) {
     l.dp = static_cast<int>(q.devices / unit);
   read_batch(&s, l.dp, &q);
   q.run = execution_of(&s);
+  if (q.run.precision == planner::Precision::kFp8 && q.machine.fp8_flops == 0)
+    s.fail("precision", "bf16 on a device that has no fp8");
   const planner::JobShape shape = shape_of(&s, q);
   RETURN_IF_ERROR(s.problem());
   ASSIGN_OR_RETURN(out.plan, planner::predict_plan(q, shape, l));

@@ -88,11 +88,47 @@ TEST(Study, ErrorsNameTheRunAndWhatIsAllowed) {
   j = small();
   j["runs"]["base"]["base"] = "many";
   EXPECT_NE(problem(j).find("cycle"), std::string::npos) << problem(j);
+  for (int i = 0; i < 20; ++i)
+    j["runs"][std::to_string(i)]["base"] =
+        i == 0 ? "few" : std::to_string(i - 1);
+  j["runs"]["base"].erase("base");
+  j["figures"][0]["run"] = "19";
+  EXPECT_EQ(problem(j), "");
   j = small();
   j.erase("title");
   EXPECT_NE(problem(j).find("title"), std::string::npos) << problem(j);
   EXPECT_NE(evaluate_study("[", "s").status().message().find("JSON object"),
             std::string::npos);
+}
+
+TEST(Study, WhatHasNoMeaningIsRefused) {
+  const auto changed = [](const char* pointer, const Json& value) {
+    Json j = small();
+    j[Json::json_pointer(pointer)] = value;
+    return problem(j);
+  };
+  EXPECT_EQ(changed("/figures/0/published", 0),
+            "s: figure 'speed': published = 0: must not be 0 without \"over\"");
+  EXPECT_EQ(changed("/figures/1/published", 0), "");
+  EXPECT_EQ(changed("/figures/1/metric", "bubble"),
+            "s: bubble is 0, and nothing is a percentage of it");
+  EXPECT_EQ(changed("/charts/0/metric", "bubble"),
+            "s: bubble is 0, and nothing is a percentage of it");
+  EXPECT_EQ(changed("/charts/2/metric", "bubble"),
+            "s: bubble is 0, and nothing is a percentage of it");
+  EXPECT_EQ(changed("/runs/base/zero", 7),
+            "s: run base: zero = 7: must be from 0 to 3");
+  Json j = small();
+  j["runs"]["base"]["cluster"] = "a100-80";
+  j["runs"]["base"]["precision"] = "fp8";
+  EXPECT_EQ(problem(j),
+            "s: run base: precision = \"fp8\": must be bf16 on a device that "
+            "has no fp8");
+  EXPECT_EQ(changed("/figures", Json::object()), "s: figures: must be a list");
+  EXPECT_EQ(changed("/runs", Json::array()), "s: runs: must be an object");
+  j = small();
+  for (const char* key : {"figures", "claims", "charts"}) j.erase(key);
+  EXPECT_EQ(problem(j), "s: must have figures, claims or charts");
 }
 
 // Counts of opening and closing tags; everything in one file.
