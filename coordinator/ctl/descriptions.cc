@@ -3,9 +3,10 @@
 #include <fmt/format.h>
 
 #include <algorithm>
+#include <cctype>
 #include <filesystem>
 #include <nlohmann/json.hpp>
-#include <regex>
+#include <sstream>
 
 #include "coordinator/core/job_shape.h"
 #include "coordinator/rundir/job_files.h"
@@ -66,8 +67,12 @@ Result<ModelChoice> from_job(const std::string& path,
 
 // A description has no section but [model].
 bool is_job(const std::string& toml) {
-  static const std::regex kOther(R"((^|\n)\s*\[\s*(?!model\s*\])\w)");
-  return std::regex_search(toml, kOther);
+  std::istringstream lines(toml);
+  for (std::string line; std::getline(lines, line);) {
+    std::erase_if(line, [](unsigned char c) { return std::isspace(c) != 0; });
+    if (line.starts_with('[') && !line.starts_with("[model]")) return true;
+  }
+  return false;
 }
 
 struct HfFamily {
@@ -96,9 +101,11 @@ class HfConfig {
     for (const char* key : keys) {
       const auto it = json_.find(key);
       if (it == json_.end() || it->is_null()) continue;
-      if (it->is_number_integer() && it->get<int64_t>() > 0)
-        return it->get<int64_t>();
-      fail(fmt::format("{} = {}: must be a positive integer", key, it->dump()));
+      constexpr uint64_t kMost = uint64_t{1} << 31;
+      const uint64_t value = it->is_number_unsigned() ? it->get<uint64_t>() : 0;
+      if (value >= 1 && value <= kMost) return static_cast<int64_t>(value);
+      fail(fmt::format("{} = {}: must be an integer from 1 to {}", key,
+                       it->dump(), kMost));
       return 1;
     }
     if (missing == 0)
@@ -178,11 +185,13 @@ Result<ModelChoice> parse_hf_config(const std::string& text,
 Result<std::string> description_path(const std::string& kind,
                                      const std::string& name,
                                      const std::string& alternatives) {
+  std::error_code ec;
+  if (is_file(name) && !fs::exists(name, ec))
+    return not_found(name + ": no such file");
   if (is_file(name)) return name;
   const bool is_study = kind == "study";
   const fs::path folder = folder_of(is_study ? "studies" : kind + "s");
   const std::string extension = is_study ? ".json" : ".toml";
-  std::error_code ec;
   std::vector<std::string> known;
   for (fs::directory_iterator it(folder, ec), end; !ec && it != end;
        it.increment(ec))
@@ -216,6 +225,9 @@ Result<ModelChoice> find_model(const std::string& given,
     return invalid_argument(fmt::format(
         "--set {}: changes a job file, and {} is none", set.front(), given));
   };
+  if (given == jobfile::kStandardInput)
+    return invalid_argument(
+        "-: with --cluster, give a file, not the standard input");
   if (!is_file(given)) {
     ASSIGN_OR_RETURN(
         const std::string path,

@@ -58,10 +58,14 @@ TEST(HfConfig, ErrorsNameTheKeyAndWhatIsAllowed) {
   EXPECT_EQ(problem(without("hidden_size")),
             "config.json: hidden_size: is required: give a positive integer");
   EXPECT_EQ(problem(with("vocab_size", -3)),
-            "config.json: vocab_size = -3: must be a positive integer");
+            "config.json: vocab_size = -3: must be an integer from 1 to "
+            "2147483648");
+  EXPECT_EQ(problem(with("hidden_size", uint64_t{1} << 63)),
+            "config.json: hidden_size = 9223372036854775808: must be an "
+            "integer from 1 to 2147483648");
   EXPECT_EQ(problem(with("num_attention_heads", "many")),
-            "config.json: num_attention_heads = \"many\": must be a positive "
-            "integer");
+            "config.json: num_attention_heads = \"many\": must be an integer "
+            "from 1 to 2147483648");
   EXPECT_EQ(problem(with("head_dim", 129)),
             "config.json: model.head_dim = 129: rotary embedding needs an even "
             "head size, at most 4096");
@@ -163,16 +167,16 @@ TEST(ClusterPlan, EveryPlanFitsAndUsesAllDevices) {
   }
 }
 
-TEST(ClusterPlan, TextSaysWhatLimitsTheBestAndWhatChangesCost) {
-  const std::string text = plan("llama3-70b", "h100", {.devices = 64}).value();
-  for (const char* part :
-       {"70.6B parameters, on 64 x H100 (8 nodes of 8)",
 TEST(ClusterPlan, MicroBatchesDivideTheDefaultBatch) {
   EXPECT_EQ(default_batch(8192, 8), 512);
   EXPECT_EQ(default_batch(1000, 8), 4096);
   EXPECT_EQ(default_batch(int64_t{1} << 30, 8), 1);
 }
 
+TEST(ClusterPlan, TextSaysWhatLimitsTheBestAndWhatChangesCost) {
+  const std::string text = plan("llama3-70b", "h100", {.devices = 64}).value();
+  for (const char* part :
+       {"70.6B parameters, on 64 x H100 (8 nodes of 8)",
         "best: ", "largest loss: ", "usable",
         "with one setting changed:", "slower", "does not fit: "})
     EXPECT_NE(text.find(part), std::string::npos) << part << "\n" << text;

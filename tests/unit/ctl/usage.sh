@@ -149,6 +149,7 @@ expect 2 "requires --cluster" "$bin/remesh" plan job.toml --gpus 8
 expect 5 "no such file" "$bin/remesh" plan --model other.json $on 8
 expect 3 "fits into no mesh of 8" "$bin/remesh" plan --model llama3-405b $on 8
 expect 2 "1f1b" "$bin/remesh" plan --model llama3-8b $on 8 --schedule fifo
+expect 2 "not the standard input" "$bin/remesh" plan - $on 8
 expect 0 "never" "$bin/remesh" plan project --model llama3-8b --cluster h100 \
   --gpus 4096 --tokens 1e12 --mtbf-hours 1
 expect 2 "a micro-batch of 3 must divide the 512 sequences" "$bin/remesh" plan \
@@ -162,11 +163,13 @@ expect 2 "--set model.dim=8: changes a job file" "$bin/remesh" plan \
 echo '{"model_type": "llama"}' >config.json
 expect 2 "hidden_size: is required" "$bin/remesh" plan --model config.json $on 8
 printf '[model]\ndim = 64\n' >model.toml
+head -c 500000 /dev/zero | tr '\0' '\n' >>model.toml
 expect 2 "model.n_layers: is required" \
   "$bin/remesh" plan --model model.toml $on 8
 expect 0 "claims hold" "$bin/remesh" plan study torchtitan --html page.html
 expect 0 "</html>" tail -n 1 page.html
 expect 5 "known: frontier, scaling, torchtitan" "$bin/remesh" plan study chips
+expect 5 "/nowhere.json: no such file" "$bin/remesh" plan study /nowhere.json
 project="plan project --model llama3-8b $on 8"
 expect 0 "checkpoint-restart" "$bin/remesh" $project --tokens 1e12
 expect 2 "--tokens" "$bin/remesh" $project
