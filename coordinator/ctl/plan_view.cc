@@ -26,6 +26,11 @@ Result<planner::PlacementRequest> request_of(const pb::Job& job,
       core::placement_request(job, core::shape_of(job));
   if (!r.shape)
     return invalid_argument("the job's [model] section is incomplete");
+  constexpr int64_t kMostSlots = 1 << 20;  // as many ranks as a mesh may have
+  if (int64_t{o.slots} * o.hosts > kMostSlots)
+    return invalid_argument(
+        fmt::format("--slots {} on --hosts {}: at most {} slots in all",
+                    o.slots, o.hosts, kMostSlots));
   r.core = o.core;
   for (int h = 0; h < o.hosts; ++h)
     r.workers.push_back({.worker = fmt::format("host{}", h),

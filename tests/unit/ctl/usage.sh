@@ -135,6 +135,8 @@ expect 3 "the standard output cannot be written" sh -c \
   "'$bin/remesh' plan job.toml --slots 3 >/dev/full"
 expect 3 "the standard output cannot be written" sh -c \
   "'$bin/remesh' data inspect data --json >/dev/full"
+expect 2 "at most 1048576 slots in all" "$bin/remesh" plan job.toml \
+  --slots 65536 --hosts 65536
 expect 2 "either a job file or --model" "$bin/remesh" plan
 expect 0 "best: " "$bin/remesh" plan job.toml --cluster h100 --gpus 2
 on="--cluster h100 --gpus"
