@@ -138,6 +138,11 @@ expect 3 "the standard output cannot be written" sh -c \
 expect 2 "at most 1048576 slots in all" "$bin/remesh" plan job.toml \
   --slots 65536 --hosts 65536
 expect 2 "either a job file or --model" "$bin/remesh" plan
+for option in "plan job.toml --layout" "plan job.toml --cluster" \
+  "plan --model" "plan study torchtitan --html" "plan measure --out" \
+  "plan project --model" "tune job.toml --out"; do
+  one_line ": --${option##* --}: must not be empty" $option ""
+done
 expect 0 "best: " "$bin/remesh" plan job.toml --cluster h100 --gpus 2
 on="--cluster h100 --gpus"
 expect 0 "stages wait" "$bin/remesh" plan --model llama3-8b $on 8 --explain dp8
