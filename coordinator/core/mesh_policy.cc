@@ -51,8 +51,11 @@ bool MeshPolicy::is_set_aside(const pb::HostFaults& faults,
 
 bool MeshPolicy::is_usable(const ClusterView& view, const Roster::Member& m,
                            bool everyone) const {
+  // A daemon that crashes in a loop is not there for long.
+  const bool stays = !view.keeps_joining || view.now_ms - m.joined_ms >=
+                                                job_.elastic().join_window_ms();
   return m.alive && m.reported && !m.sent_away && m.report.slots() >= 0 &&
-         (everyone || !m.leaving()) &&
+         (everyone || !m.leaving()) && (everyone || stays) &&
          !is_set_aside(view.durable.host_faults(), m.report.host(), everyone);
 }
 

@@ -78,6 +78,7 @@ std::optional<Roster::Changes> Roster::on_report(const pb::Report& r,
       it = members_.insert_or_assign(r.worker(), Member{}).first;
     it->second.draining = drains(durable, r.worker(), r.incarnation());
     it->second.alive = true;
+    it->second.joined_ms = now_ms;
     it->second.death.clear();
     it->second.given_up = false;
     it->second.awaited_since_ms = -1;

@@ -50,6 +50,7 @@ class Roster {
   };
   struct Member {
     pb::Report report;  // the newest
+    int64_t joined_ms = 0;
     int64_t heard_ms = 0;
     int64_t disconnected_ms = -1;  // connection broke and nothing came since
     int64_t closed_at_ms = -1;     // the same, whatever is not counted since

@@ -315,7 +315,13 @@ TEST(MeshPolicy, WantsALargerMeshAfterTheJoinWindow) {
   EXPECT_FALSE(f.policy.wanted_change(f.view(6000), 7000)) << "put off";
   ClusterView view = f.view(5999);
   view.keeps_joining = true;
-  EXPECT_TRUE(f.policy.wanted_change(view, 0)) << "there is always one more";
+  EXPECT_FALSE(f.policy.wanted_change(view, 0)) << "b may be gone soon";
+  f.hear_all({"c"}, 6500);
+  ClusterView later = f.view(6500);
+  EXPECT_FALSE(f.policy.wanted_change(later, 0));
+  later.keeps_joining = true;
+  EXPECT_TRUE(f.policy.wanted_change(later, 0)) << "there is always one more";
+  EXPECT_EQ(world(f.policy.place(later)), 2) << "without c";
 }
 
 TEST(MeshPolicy, MustChangeForAStopAndForALeavingWorkerWithRanks) {
