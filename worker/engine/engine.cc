@@ -200,7 +200,7 @@ void Engine::make_groups(comm::Mesh& mesh) {
   for (const auto& s : stages_) stages.push_back(s.get());
   store_->connect(gather, std::move(stages));
   links_->connect(mesh.pp());
-  hooks_ = std::make_unique<Hooks>(*store_, *grads_, *links_, poll_);
+  hooks_ = std::make_unique<Hooks>(*store_, *grads_, *links_, progress_, poll_);
 }
 
 Status Engine::connect(comm::Mesh& mesh) {

@@ -327,7 +327,6 @@ Status Engine::evaluate_pass(const PipeOp& op, StepVotes& facts) {
   }
   model::Stage& stage = *stages_[static_cast<size_t>(op.chunk)];
   const double loss = stage.evaluate(mb, x, *hooks_);
-  progress_.tick();
   if (last_stage(op.chunk)) {
     count(mb, loss, facts);
     return ok_status();

@@ -1,5 +1,6 @@
-// Engine::Hooks: connects a stage's passes with the weight and gradient stores.
-// Private to this folder.
+// Engine::Hooks: connects a stage's passes with the weight and gradient stores,
+// and reports each unit of a pass as progress, so that limits on a rank without
+// progress hold for a layer, however long the pass. Private to this folder.
 #pragma once
 
 #include "worker/engine/engine.h"
@@ -9,8 +10,12 @@ namespace remesh::engine {
 class Engine::Hooks final : public model::UnitHooks {
  public:
   Hooks(WeightStore& weights, GradStore& grads, PipeLinks& links,
-        const std::function<void()>& more)
-      : weights_(weights), grads_(grads), links_(links), more_(more) {}
+        const Progress& progress, const std::function<void()>& more)
+      : weights_(weights),
+        grads_(grads),
+        links_(links),
+        progress_(progress),
+        more_(more) {}
 
   // Whether the next passes add a chunk's last gradients.
   void set_last(bool last) { last_ = last; }
@@ -30,6 +35,7 @@ class Engine::Hooks final : public model::UnitHooks {
     weights_.poll();
     grads_.poll();
     links_.poll();
+    progress_.tick();
     if (more_) more_();
   }
 
@@ -37,6 +43,7 @@ class Engine::Hooks final : public model::UnitHooks {
   WeightStore& weights_;
   GradStore& grads_;
   PipeLinks& links_;
+  const Progress& progress_;
   const std::function<void()>& more_;  // Engine::set_poll
   bool last_ = false;
 };

@@ -12,6 +12,8 @@
 #include <limits>
 
 #include "parallel/geometry/lora.h"
+#include "tests/testing/engine.h"
+#include "tests/testing/local_comm.h"
 #include "tests/testing/seed.h"
 #include "tests/unit/engine/engine_fixture.h"
 
@@ -66,6 +68,45 @@ TEST(Engine, AdaptersOnAnyMeshGiveTheReferencesLossAndGradients) {
     if (seed % 2 == 0) c.model.lora.targets = geometry::lora_targets();
     c.lr = 0.01;
     expect_like_reference(c, 1e-5, 1e-4);
+  }
+}
+
+// A rank whose passes take minutes is not hung: each layer is progress, in
+// forward, backward and, if it is apart, the pass of the weights' gradients.
+TEST(Engine, ReportsProgressAtEveryLayerOfAPass) {
+  constexpr int kLayers = 6;
+  const auto table = geometry::ParamTable::make({.dim = 16,
+                                                 .n_layers = kLayers,
+                                                 .n_heads = 4,
+                                                 .n_kv_heads = 2,
+                                                 .hidden_dim = 40,
+                                                 .vocab_size = 37});
+  const auto backend = kernels::make_cpu_backend(1);
+  const std::vector<int32_t> tokens(8, 3);
+  const model::MicroBatch mb{
+      .tokens_BT = tokens.data(), .targets_BT = tokens.data(), .B = 1, .T = 8};
+  for (const auto kind :
+       {geometry::ScheduleKind::k1F1B, geometry::ScheduleKind::kZbH1}) {
+    const auto board = board::Board::create(1, 0).value();
+    const auto comms = comm::make_local_comms(1);
+    const auto mesh = comm::Mesh::make(*comms[0], {}).value();
+    const auto engine =
+        make_engine(table, *mesh, {.schedule = kind, .max_seq = 8}, *backend,
+                    Progress(board.get()))
+            .value();
+    initialise(*engine, *backend, /*seed=*/1);
+    engine->state_loaded();
+    uint64_t before = board->snapshot().progress;
+    int polls = 0;
+    engine->set_poll([&] {
+      const uint64_t now = board->snapshot().progress;
+      EXPECT_NE(now, before) << "poll " << polls;
+      before = now;
+      ++polls;
+    });
+    ASSERT_TRUE(
+        engine->run({.microbatches = {&mb, 1}, .global_tokens = 8}).ok());
+    EXPECT_GE(polls, 3 * kLayers);
   }
 }
 
