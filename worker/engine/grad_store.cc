@@ -176,24 +176,31 @@ void GradStore::start(int unit) {
   }
   if (is_tied(u)) sum_ends(u);
   state_[u] = State::kStarted;
-  under_way_.push_back({.unit = unit});
-  Sum& sum = under_way_.back();
-  if (groups_.shard == nullptr) {
-    sum.scattered = true;
-    start_buckets();
-    return;
-  }
-  const auto length = static_cast<size_t>(layout_.length(u));
-  const auto share = static_cast<size_t>(layout_.share(u));
-  float* mine = streams_ ? shares_.data() + share_at_[u]
-                         : memory(u) + layout_.share(u) * zero_.shard_index();
-  sum.requests.push_back(
-      groups_.shard->start_reduce_scatter({memory(u), length}, {mine, share}));
+  under_way_.push_back({.unit = unit, .scattered = groups_.shard == nullptr});
+  start_buckets();
 }
 
-// In buckets, so that finished parts of a large unit are not polled again, and
-// a few at a time, because each has scratch of its own (direct_reduce.h). They
+// A few at a time, because each has scratch of its own (direct_reduce.h). They
 // start in the order of the units, which is the same on every rank.
+void GradStore::start_scatters() {
+  constexpr int kAtOnce = 4;
+  int open = 0;
+  for (Sum& sum : under_way_) {
+    if (sum.scattered) continue;
+    if (++open > kAtOnce) return;
+    if (!sum.requests.empty()) continue;
+    const auto u = static_cast<size_t>(sum.unit);
+    const auto length = static_cast<size_t>(layout_.length(u));
+    const auto share = static_cast<size_t>(layout_.share(u));
+    float* mine = streams_ ? shares_.data() + share_at_[u]
+                           : memory(u) + layout_.share(u) * zero_.shard_index();
+    sum.requests.push_back(groups_.shard->start_reduce_scatter(
+        {memory(u), length}, {mine, share}));
+  }
+}
+
+// Likewise, and in buckets, so that finished parts of a large unit are not
+// polled again.
 void GradStore::start_buckets() {
   constexpr int kAtOnce = 8;
   const auto bucket = static_cast<size_t>(bucket_);
@@ -227,10 +234,12 @@ bool GradStore::complete(Sum& sum, bool wait) {
 }
 
 void GradStore::scatter(bool wait) {
+  start_scatters();
   for (Sum& sum : under_way_) {
     if (sum.scattered) continue;
-    if (!complete(sum, wait)) return;
+    if (!complete(sum, wait && &sum == &under_way_.front())) return;
     sum.scattered = true;
+    start_scatters();
     start_buckets();
   }
 }

@@ -92,7 +92,8 @@ class GradStore {
   void sum_ends(size_t unit);
   // Both sums of a unit, or what is left of them, are complete.
   bool complete(Sum& sum, bool wait);
-  void scatter(bool wait);
+  void start_scatters();
+  void scatter(bool wait);  // wait: for the oldest
   void start_buckets();
   // wait: until the oldest sum in progress is complete.
   void move_on(bool wait);
