@@ -41,12 +41,7 @@ Result<geometry::Sharding> parse_sharding(const pb::Sharding& info) {
     return corrupt(fmt::format("sharding: {} bounds for {} virtual stages",
                                info.bounds_size(),
                                int64_t{m.pp()} * info.chunks()));
-  for (const int32_t bound : info.bounds()) {
-    if (bound < 0 || (!out.bounds.empty() && bound <= out.bounds.back()))
-      return corrupt(
-          fmt::format("sharding: bounds: {} does not ascend from 0", bound));
-    out.bounds.push_back(bound);
-  }
+  out.bounds.assign(info.bounds().begin(), info.bounds().end());
   out.chunks = info.chunks();
   if (info.zero_stage() < 0 || info.zero_stage() > 3 ||
       info.zero_shard_group() < 0)

@@ -8,9 +8,9 @@
 namespace remesh::manifest {
 
 pb::Sharding sharding_info(const geometry::Sharding& sharding);
-// Corrupt, naming the field, when a degree, a bound or the stage is none that
-// sharding_info() gives. Whether a model admits it is make_rank_shard()'s
-// question.
+// Corrupt, naming the field, when a degree, the number of bounds or the stage
+// is none that sharding_info() gives. Whether a model admits it, bounds
+// included, is make_rank_shard()'s question.
 Result<geometry::Sharding> parse_sharding(const pb::Sharding& info);
 
 }  // namespace remesh::manifest

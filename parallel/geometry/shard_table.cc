@@ -3,6 +3,7 @@
 #include <fmt/format.h>
 
 #include <algorithm>
+#include <functional>
 
 #include "parallel/geometry/model_work.h"
 #include "parallel/geometry/schedule.h"
@@ -40,7 +41,9 @@ Result<ShardTable> ShardTable::make(const ParamTable& table,
   const int stages = layout.pp * chunks;
   if (chunks < 1 || (chunks > 1 && layout.pp == 1) ||
       static_cast<int>(bounds.size()) != stages + 1 || bounds.front() != 0 ||
-      bounds.back() != table.config().n_layers)
+      bounds.back() != table.config().n_layers ||
+      std::adjacent_find(bounds.begin(), bounds.end(),
+                         std::greater_equal<>()) != bounds.end())
     return invalid_argument(fmt::format(
         "{} pipeline stages of {} chunks: bounds of {} stages do not fit",
         layout.pp, chunks, bounds.size() - 1));

@@ -58,8 +58,8 @@ struct ShardParam {
 class ShardTable {
  public:
   // bounds: layers of all pp * chunks virtual stages (stage_bounds()). `table`
-  // must outlive the shard table. Fails like validate_layout(); the number of
-  // bounds must be pp * chunks + 1.
+  // must outlive the shard table. Fails like validate_layout(), and unless the
+  // pp * chunks + 1 bounds ascend from 0 to the number of layers.
   static Result<ShardTable> make(const ParamTable& table, const Layout& layout,
                                  const Coord& coord, const StageBounds& bounds,
                                  int chunks = 1);

@@ -123,6 +123,23 @@ TEST(ShardTable, EveryElementIsOwnedOnceAndNormsCountItOnce) {
   }
 }
 
+TEST(ShardTable, EveryStageHasALayer) {
+  const ParamTable table = ParamTable::make({.dim = 8,
+                                             .n_layers = 2,
+                                             .n_heads = 2,
+                                             .n_kv_heads = 2,
+                                             .hidden_dim = 8,
+                                             .vocab_size = 8});
+  const auto make = [&](const StageBounds& bounds) {
+    return ShardTable::make(table, {.pp = 2}, {.pp = 1}, bounds).ok();
+  };
+  EXPECT_TRUE(make({0, 1, 2}));
+  for (const StageBounds& bounds :
+       {StageBounds{0, 2, 2}, StageBounds{0, 0, 2}, StageBounds{0, 3, 2},
+        StageBounds{0, -1, 2}})
+    EXPECT_FALSE(make(bounds)) << bounds[1];
+}
+
 TEST(ShardTable, KeysAndValuesAreSharedWhenRanksOutnumberHeads) {
   const ParamTable table = ParamTable::make({.dim = 32,
                                              .n_layers = 1,
