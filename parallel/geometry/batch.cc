@@ -1,7 +1,10 @@
 #include "parallel/geometry/batch.h"
 
 #include <algorithm>
+#include <functional>
 #include <numeric>
+#include <queue>
+#include <utility>
 
 #include "proto/base/check.h"
 
@@ -18,15 +21,32 @@ MicrobatchRange even_share(int64_t n, int parts, int index) {
 Shares shares_by_speed(int64_t n, const std::vector<double>& speeds) {
   CHECK(!speeds.empty() && n >= static_cast<int64_t>(speeds.size()));
   constexpr double kWorthwhile = 0.95;
-  Shares shares(speeds.size(), 1);
-  for (auto left = n - static_cast<int64_t>(shares.size()); left > 0; --left) {
-    size_t first = 0;  // to be ready with one more
-    const auto ready = [&](size_t i) {
-      return static_cast<double>(shares[i] + 1) / speeds[i];
-    };
-    for (size_t i = 1; i < shares.size(); ++i)
-      if (ready(i) < ready(first)) first = i;
-    ++shares[first];
+  constexpr double kRounding = 1e-9;  // more than that of the quotients
+  // Each microbatch goes to the rank that is ready first with one more. So no
+  // rank gets fewer than it makes in a time in which all ranks together make
+  // those that are left with one for each.
+  const double most =
+      (1 - kRounding) *
+      static_cast<double>(n - static_cast<int64_t>(speeds.size()));
+  const double sum = std::accumulate(speeds.begin(), speeds.end(), 0.0);
+  Shares shares;
+  int64_t left = n;
+  for (const double speed : speeds) {
+    shares.push_back(
+        std::max<int64_t>(1, static_cast<int64_t>(most * (speed / sum))));
+    left -= shares.back();
+  }
+  using Ready = std::pair<double, size_t>;  // of several, the first rank
+  std::priority_queue<Ready, std::vector<Ready>, std::greater<>> ready;
+  const auto add = [&](size_t i) {
+    ready.emplace(static_cast<double>(shares[i] + 1) / speeds[i], i);
+  };
+  for (size_t i = 0; i < shares.size(); ++i) add(i);
+  for (; left > 0; --left) {
+    const size_t i = ready.top().second;
+    ready.pop();
+    ++shares[i];
+    add(i);
   }
   if (slowest_share(n, shares, speeds) >
       kWorthwhile * slowest_share(n, {}, speeds))
@@ -38,10 +58,12 @@ double slowest_share(int64_t n, const Shares& shares,
                      const std::vector<double>& speeds) {
   const auto parts = static_cast<int>(speeds.size());
   double slowest = 0;
-  for (int i = 0; i < parts; ++i)
-    slowest = std::max(
-        slowest, static_cast<double>(share_of(n, shares, parts, i).size()) /
-                     speeds[static_cast<size_t>(i)]);
+  for (int i = 0; i < parts; ++i) {
+    const auto at = static_cast<size_t>(i);
+    const int64_t share =
+        shares.empty() ? even_share(n, parts, i).size() : shares[at];
+    slowest = std::max(slowest, static_cast<double>(share) / speeds[at]);
+  }
   return slowest;
 }
 

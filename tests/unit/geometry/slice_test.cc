@@ -2,7 +2,9 @@
 
 #include <gtest/gtest.h>
 
+#include <cmath>
 #include <map>
+#include <numeric>
 #include <random>
 #include <set>
 
@@ -244,6 +246,53 @@ TEST(Batch, SharesBySpeedAreTheFastest) {
     }
     EXPECT_EQ(at, n);
   }
+}
+
+// One by one, to the first of the ranks that are ready first.
+Shares naive_shares(int64_t n, const std::vector<double>& speeds) {
+  Shares shares(speeds.size(), 1);
+  for (auto left = n - static_cast<int64_t>(shares.size()); left > 0; --left) {
+    const auto ready = [&](size_t i) {
+      return static_cast<double>(shares[i] + 1) / speeds[i];
+    };
+    size_t first = 0;
+    for (size_t i = 1; i < shares.size(); ++i)
+      if (ready(i) < ready(first)) first = i;
+    ++shares[first];
+  }
+  const bool faster =
+      slowest_share(n, shares, speeds) <= 0.95 * slowest_share(n, {}, speeds);
+  return faster ? shares : Shares{};
+}
+
+TEST(Batch, SharesBySpeedAreThoseDealtOneByOne) {
+  for (const uint32_t seed : test_seeds(300)) {
+    Rng rng(seed);
+    const int64_t ranks = pick(rng, 1, 12);
+    const int64_t n = pick(rng, ranks, 300);
+    std::vector<double> speeds;
+    for (int64_t i = 0; i < ranks; ++i)
+      speeds.push_back(seed % 2 == 0 ? static_cast<double>(pick(rng, 1, 4))
+                                     : std::exp2(pick(rng, -600, 600) / 60.0));
+    ASSERT_EQ(shares_by_speed(n, speeds), naive_shares(n, speeds)) << seed;
+  }
+}
+
+TEST(Batch, ALargeBatchIsDividedByTheSpeedsOfManyRanks) {
+  constexpr int64_t kMicrobatches = 1 << 20;
+  Rng rng(11);
+  std::vector<double> speeds(1024);
+  for (double& v : speeds)
+    v = std::uniform_real_distribution<double>(0.5, 2)(rng);
+  const Shares shares = shares_by_speed(kMicrobatches, speeds);
+  ASSERT_EQ(shares.size(), speeds.size());
+  EXPECT_EQ(std::accumulate(shares.begin(), shares.end(), int64_t{0}),
+            kMicrobatches);
+  // The slowest would be no faster with one less.
+  double next = 1e9;
+  for (size_t i = 0; i < shares.size(); ++i)
+    next = std::min(next, static_cast<double>(shares[i] + 1) / speeds[i]);
+  EXPECT_LE(slowest_share(kMicrobatches, shares, speeds), next);
 }
 
 TEST(Batch, AboutEqualSpeedsGetEvenShares) {
