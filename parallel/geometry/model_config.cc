@@ -42,9 +42,9 @@ Status ModelConfig::validate() const {
         "model.sliding_window = {}: must be 0 where model.arch is \"{}\"; only "
         "\"mistral\" and \"phi3\" have a window",
         sliding_window, arch));
-  if (!(norm_eps > 0) || !(norm_eps < 1))
+  if (!(norm_eps >= 1e-30) || !(norm_eps < 1))  // is not 0 in fp32
     return invalid_argument(
-        fmt::format("model.norm_eps = {}: must be in (0, 1)", norm_eps));
+        fmt::format("model.norm_eps = {}: must be in [1e-30, 1)", norm_eps));
   if (!(rope_theta > 1))
     return invalid_argument(
         fmt::format("model.rope_theta = {}: must be above 1", rope_theta));

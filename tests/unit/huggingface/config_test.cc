@@ -206,7 +206,7 @@ TEST(Config, RefusesByNameWhatItCannotCompute) {
       {"hidden_size", 4e3, "hidden_size = 4000.0: must be an integer"},
       {"vocab_size", nullptr, "vocab_size is missing"},
       {"num_hidden_layers", -1, "num_hidden_layers = -1"},
-      {"rms_norm_eps", 0, "norm_eps"},
+      {"rms_norm_eps", 1e-46, "norm_eps"},
       {"tie_word_embeddings", 1, "tie_word_embeddings = 1"},
       {"eos_token_id", "</s>", "eos_token_id"}};
   for (const auto& c : cases) {

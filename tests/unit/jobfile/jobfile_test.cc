@@ -112,8 +112,10 @@ TEST(Job, ErrorsNameLineKeyValueAndWhatIsAllowed) {
   EXPECT_EQ(problem(kLeast, {"model.n_kv_heads=0"}),
             "--set model.n_kv_heads=0: must be an integer, -1 or from 1 to "
             "1024");
-  EXPECT_EQ(problem(kLeast, {"optimizer.eps=0"}),
-            "--set optimizer.eps=0: must be a number above 0");
+  EXPECT_EQ(problem(kLeast, {"optimizer.eps=1e-46"}),
+            "--set optimizer.eps=1e-46: must be a number from 1e-30");
+  EXPECT_EQ(problem(kLeast, {"model.norm_eps=1e-46"}),
+            "--set model.norm_eps=1e-46: must be a number from 1e-30 to 0.1");
   EXPECT_EQ(problem(kLeast, {"train.seed=-1"}),
             "--set train.seed=-1: must be an integer from 0 to 2^63 - 1");
   EXPECT_NE(problem(kLeast, {"optimizer.lr=nan"}), "");

@@ -508,6 +508,24 @@ TEST_P(BackendTest, AdamWInPlaceAndIntoOtherBuffers) {
   }
 }
 
+// The smallest epsilons that a job may have.
+TEST_P(BackendTest, NothingIsDividedByZero) {
+  const int64_t n = 100;
+  const auto adamw = [&](Backend& b, std::vector<Tensor>& o) {
+    b.adamw({.lr = 1e-3, .eps = 1e-30}, n, o[3].floats(), o[0].floats(),
+            o[1].floats(), o[2].floats(), o[0].floats(), o[1].floats(),
+            o[2].floats());
+  };
+  expect_agreement(*cpu_, *ref_, 1e-5, adamw, random_fp32(n, 1), zeros_fp32(n),
+                   zeros_fp32(n), zeros_fp32(n));
+  const auto norm = [&](Backend& b, std::vector<Tensor>& o) {
+    b.rmsnorm(d_, o[0].floats(), nullptr, o[1].floats(), 1e-30, 1, n, nullptr,
+              o[2].data(), o[3].floats());
+  };
+  expect_agreement(*cpu_, *ref_, tolerance(), norm, zeros_fp32(n),
+                   random_fp32(n, 2), zeros(n), zeros_fp32(1));
+}
+
 TEST_P(BackendTest, AdamWGivesTheSameBitsWhereverItWrites) {
   const int64_t n = 30011;
   constexpr int64_t kRoom = 32;
