@@ -47,24 +47,15 @@ class Profiler final : public ProfilingBackend {
   void load_weight(Weight& w, const float* master) override {
     timed("load_weight", load_cost(w), [&] { b_.load_weight(w, master); });
   }
-  void linear(const Weight& w, const void* x, int64_t rows, void* y) override {
-    gemm("gemm_forward", shape_of(GemmPass::kForward, w, rows, w.dtype()),
-         [&] { b_.linear(w, x, rows, y); });
-  }
-  void linear_fp32(const Weight& w, const void* x, int64_t rows,
-                   float* y) override {
-    gemm("gemm_forward", shape_of(GemmPass::kForward, w, rows, Dtype::kFp32),
-         [&] { b_.linear_fp32(w, x, rows, y); });
+  void linear(const Weight& w, const void* x, int64_t rows, Dtype out,
+              void* y) override {
+    gemm("gemm_forward", shape_of(GemmPass::kForward, w, rows, out),
+         [&] { b_.linear(w, x, rows, out, y); });
   }
   void linear_backward_input(const Weight& w, const void* dy, int64_t rows,
-                             void* dx) override {
-    gemm("gemm_input", shape_of(GemmPass::kInput, w, rows, w.dtype()),
-         [&] { b_.linear_backward_input(w, dy, rows, dx); });
-  }
-  void linear_backward_input_fp32(const Weight& w, const void* dy, int64_t rows,
-                                  bool add, float* dx) override {
-    gemm("gemm_input", shape_of(GemmPass::kInput, w, rows, Dtype::kFp32, add),
-         [&] { b_.linear_backward_input_fp32(w, dy, rows, add, dx); });
+                             Dtype out, bool add, void* dx) override {
+    gemm("gemm_input", shape_of(GemmPass::kInput, w, rows, out, add),
+         [&] { b_.linear_backward_input(w, dy, rows, out, add, dx); });
   }
   void linear_backward_weight(Dtype d, const void* dy, const void* x,
                               int64_t rows, int64_t out, int64_t in,

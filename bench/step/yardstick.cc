@@ -107,20 +107,12 @@ GemmKey key_of(const GemmShape& s) {
 // One call of the backend's own operation.
 void run_own(Backend& b, const GemmShape& s, const kernels::Weight& w, void* x,
              void* y, void* dw) {
-  const bool fp32 = s.result == Dtype::kFp32 && s.operands != Dtype::kFp32;
   switch (s.pass) {
     case GemmPass::kForward:
-      if (fp32)
-        b.linear_fp32(w, x, s.rows, static_cast<float*>(y));
-      else
-        b.linear(w, x, s.rows, y);
+      b.linear(w, x, s.rows, s.result, y);
       break;
     case GemmPass::kInput:
-      if (fp32 || s.add)
-        b.linear_backward_input_fp32(w, y, s.rows, s.add,
-                                     static_cast<float*>(x));
-      else
-        b.linear_backward_input(w, y, s.rows, x);
+      b.linear_backward_input(w, y, s.rows, s.result, s.add, x);
       break;
     case GemmPass::kWeight:
       b.linear_backward_weight(s.operands, y, x, s.rows, s.out, s.in,

@@ -150,19 +150,14 @@ class Backend {
   // master: fp32 (out, in). It must not change until the next load: an fp32
   // weight may be read from there instead of copied.
   virtual void load_weight(Weight& w, const float* master) = 0;
-  // y (rows, out) = x (rows, in) W^T.
-  virtual void linear(const Weight& w, const void* x, int64_t rows,
+  // y (rows, out) = x (rows, in) W^T, as type `out`: the weight's, or fp32.
+  virtual void linear(const Weight& w, const void* x, int64_t rows, Dtype out,
                       void* y) = 0;
-  // The same in fp32.
-  virtual void linear_fp32(const Weight& w, const void* x, int64_t rows,
-                           float* y) = 0;
-  // dx (rows, in) = dy (rows, out) W.
+  // dx (rows, in) = dy (rows, out) W, likewise; `add`, in fp32 only: added into
+  // dx.
   virtual void linear_backward_input(const Weight& w, const void* dy,
-                                     int64_t rows, void* dx) = 0;
-  // The same in fp32; `add`: added into dx.
-  virtual void linear_backward_input_fp32(const Weight& w, const void* dy,
-                                          int64_t rows, bool add,
-                                          float* dx) = 0;
+                                     int64_t rows, Dtype out, bool add,
+                                     void* dx) = 0;
   // dw (out, in) += dy^T (out, rows) x (rows, in).
   virtual void linear_backward_weight(Dtype d, const void* dy, const void* x,
                                       int64_t rows, int64_t out, int64_t in,

@@ -24,7 +24,7 @@ double measure_gemm_rate(Backend& backend, Dtype d, int64_t rows, int64_t out,
   double best_s = 0;
   for (int i = 0;; ++i) {
     const int64_t at = monotonic_ns();
-    backend.linear(*w, x.get(), rows, y.get());
+    backend.linear(*w, x.get(), rows, d, y.get());
     backend.synchronize();
     const int64_t now = monotonic_ns();
     const double s = static_cast<double>(now - at) * 1e-9;

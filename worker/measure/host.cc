@@ -230,7 +230,7 @@ class Host {
     std::vector<std::byte> all(each * static_cast<size_t>(world_->size()));
     const auto gemms = [&](const std::function<void()>& between) {
       for (int i = 0; i < kGemms; ++i) {
-        backend_.linear(*w, x.get(), kRows, y.get());
+        backend_.linear(*w, x.get(), kRows, Dtype::kFp32, y.get());
         between();
       }
     };
@@ -258,7 +258,7 @@ class Host {
     backend_.load_weight(*w, master.get());
     const std::vector<double> times = rounds([&] {
       for (int i = 0; i < kGemms; ++i)
-        backend_.linear(*w, x.get(), kRows, y.get());
+        backend_.linear(*w, x.get(), kRows, Dtype::kFp32, y.get());
     });
     double sum = 0, squares = 0;
     for (const double t : times) {

@@ -88,13 +88,14 @@ TEST_P(BackendTest, LinearForwardAndBothGradients) {
           const auto w = b.make_weight(d_, s.out, s.in);
           ASSERT_NE(w, nullptr);
           b.load_weight(*w, master.floats());
-          b.linear(*w, x.data(), s.rows, o[0].data());
-          b.linear_fp32(*w, x.data(), s.rows, o[1].floats());
-          b.linear_backward_input(*w, dy.data(), s.rows, o[2].data());
-          b.linear_backward_input_fp32(*w, dy.data(), s.rows, true,
-                                       o[3].floats());
-          b.linear_backward_input_fp32(*w, dy.data(), s.rows, false,
-                                       o[4].floats());
+          b.linear(*w, x.data(), s.rows, d_, o[0].data());
+          b.linear(*w, x.data(), s.rows, Dtype::kFp32, o[1].data());
+          b.linear_backward_input(*w, dy.data(), s.rows, d_, false,
+                                  o[2].data());
+          b.linear_backward_input(*w, dy.data(), s.rows, Dtype::kFp32, true,
+                                  o[3].data());
+          b.linear_backward_input(*w, dy.data(), s.rows, Dtype::kFp32, false,
+                                  o[4].data());
           b.linear_backward_weight(d_, dy.data(), x.data(), s.rows, s.out, s.in,
                                    o[5].floats());
         },
@@ -611,13 +612,13 @@ TEST(Backend, Bf16GemmsDependOnTheirOperandsAlone) {
     y.emplace_back(Dtype::kBf16, kRows * kOut, 0);
     dx.emplace_back(Dtype::kFp32, kRows * kIn, 0);
     dw.emplace_back(Dtype::kFp32, kOut * kIn, 0);
-    b->linear(*w, x.data(), kRows, y.back().data());
-    b->linear_backward_input_fp32(*w, dy.data(), kRows, false,
-                                  dx.back().floats());
+    b->linear(*w, x.data(), kRows, Dtype::kBf16, y.back().data());
+    b->linear_backward_input(*w, dy.data(), kRows, Dtype::kFp32, false,
+                             dx.back().data());
     b->linear_backward_weight(Dtype::kBf16, dy.data(), x.data(), kRows, kOut,
                               kIn, dw.back().floats());
     Tensor few(Dtype::kBf16, kOut * 7, 0);
-    b->linear(*w, x.data(), 7, few.data());
+    b->linear(*w, x.data(), 7, Dtype::kBf16, few.data());
     for (int64_t i = 0; i < few.size(); ++i) EXPECT_EQ(few[i], y.back()[i]);
   }
   EXPECT_TRUE(same_bits(y[0], y[1]));
@@ -634,7 +635,8 @@ TEST(Backend, SeveralInOneProcessDoNotDisturbEachOther) {
     const auto w = b->make_weight(Dtype::kFp32, kN, kN);
     b->load_weight(*w, master.floats());
     Tensor y(Dtype::kFp32, kN * kN, 0);
-    for (int i = 0; i < 20; ++i) b->linear(*w, x.data(), kN, y.data());
+    for (int i = 0; i < 20; ++i)
+      b->linear(*w, x.data(), kN, Dtype::kFp32, y.data());
     return y;
   };
   const Tensor expected = work();

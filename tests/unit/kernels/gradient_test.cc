@@ -50,13 +50,13 @@ TEST_F(Gradient, Linear) {
     const auto weight = b_->make_weight(kF, 3, 4);
     b_->load_weight(*weight, weights.floats());
     Tensor y(kF, 2 * 3, 0);
-    b_->linear(*weight, input.data(), 2, y.data());
+    b_->linear(*weight, input.data(), 2, kF, y.data());
     return y;
   };
   const auto weight = b_->make_weight(kF, 3, 4);
   b_->load_weight(*weight, w.floats());
   Tensor dx(kF, 2 * 4, 0);
-  b_->linear_backward_input(*weight, dy.data(), 2, dx.data());
+  b_->linear_backward_input(*weight, dy.data(), 2, kF, false, dx.data());
   EXPECT_LT(
       difference(dx, numeric_gradient(
                          x, dy, [&](Tensor& t) { return forward(w, t); })),

@@ -75,20 +75,13 @@ class CpuBackend final : public Backend {
   void load_weight(Weight& w, const float* master) override {
     linear_.load_weight(w, master);
   }
-  void linear(const Weight& w, const void* x, int64_t rows, void* y) override {
-    linear_.forward(w, x, rows, w.dtype(), y);
-  }
-  void linear_fp32(const Weight& w, const void* x, int64_t rows,
-                   float* y) override {
-    linear_.forward(w, x, rows, Dtype::kFp32, y);
+  void linear(const Weight& w, const void* x, int64_t rows, Dtype out,
+              void* y) override {
+    linear_.forward(w, x, rows, out, y);
   }
   void linear_backward_input(const Weight& w, const void* dy, int64_t rows,
-                             void* dx) override {
-    linear_.backward_input(w, dy, rows, w.dtype(), false, dx);
-  }
-  void linear_backward_input_fp32(const Weight& w, const void* dy, int64_t rows,
-                                  bool add, float* dx) override {
-    linear_.backward_input(w, dy, rows, Dtype::kFp32, add, dx);
+                             Dtype out, bool add, void* dx) override {
+    linear_.backward_input(w, dy, rows, out, add, dx);
   }
   void linear_backward_weight(Dtype d, const void* dy, const void* x,
                               int64_t rows, int64_t out, int64_t in,

@@ -85,36 +85,22 @@ class ReferenceBackend final : public Backend {
     static_cast<ReferenceWeight&>(w).load(master);
   }
 
-  void linear(const Weight& weight, const void* x, int64_t rows,
+  void linear(const Weight& weight, const void* x, int64_t rows, Dtype out,
               void* y) override {
     const ReferenceWeight& w = own(weight);
     for (int64_t i = 0; i < rows; ++i)
       for (int64_t o = 0; o < w.out(); ++o)
-        set(w.dtype(), y, i * w.out() + o, output(w, x, i, o));
-  }
-  void linear_fp32(const Weight& weight, const void* x, int64_t rows,
-                   float* y) override {
-    const ReferenceWeight& w = own(weight);
-    for (int64_t i = 0; i < rows; ++i)
-      for (int64_t o = 0; o < w.out(); ++o)
-        y[i * w.out() + o] = static_cast<float>(output(w, x, i, o));
+        set(out, y, i * w.out() + o, output(w, x, i, o));
   }
 
   void linear_backward_input(const Weight& weight, const void* dy, int64_t rows,
-                             void* dx) override {
-    const ReferenceWeight& w = own(weight);
-    for (int64_t i = 0; i < rows; ++i)
-      for (int64_t k = 0; k < w.in(); ++k)
-        set(w.dtype(), dx, i * w.in() + k, input_gradient(w, dy, i, k));
-  }
-  void linear_backward_input_fp32(const Weight& weight, const void* dy,
-                                  int64_t rows, bool add, float* dx) override {
+                             Dtype out, bool add, void* dx) override {
     const ReferenceWeight& w = own(weight);
     for (int64_t i = 0; i < rows; ++i)
       for (int64_t k = 0; k < w.in(); ++k) {
-        float& target = dx[i * w.in() + k];
-        target = static_cast<float>((add ? target : 0.0F) +
-                                    input_gradient(w, dy, i, k));
+        const int64_t e = i * w.in() + k;
+        set(out, dx, e,
+            (add ? at(out, dx, e) : 0.0) + input_gradient(w, dy, i, k));
       }
   }
 

@@ -151,7 +151,7 @@ void Block::forward_attention(const BlockWeights& w, const Rows& rows,
                    s.norm_eps, rows.n, s.dim, a.f(kX),
                    group_.own(rows, d_, a[kH1]), a.f(kRstd1));
   group_.gather(rows, d_, a[kH1]);
-  backend_.linear(*w.qkv, a[kH1], rows.N, a[kQkv]);
+  backend_.linear(*w.qkv, a[kH1], rows.N, d_, a[kQkv]);
   if (s.qkv_bias) backend_.add_bias(d_, w.bias, rows.N, s.qkv_dim(), a[kQkv]);
   if (s.head_norm) norm_heads(w, rows, a);
   backend_.rope(d_, a[kQkv], rows.N, rows.T, s.heads + s.kv_heads, s.head_dim,
@@ -162,12 +162,12 @@ void Block::forward_attention(const BlockWeights& w, const Rows& rows,
 void Block::forward_half(const BlockWeights& w, const Rows& rows,
                          const BlockParts& a, const Scratch& scratch) const {
   const Sizes& s = sizes_;
-  backend_.linear_fp32(*w.o, a[kO], rows.N, scratch.partial);
+  backend_.linear(*w.o, a[kO], rows.N, Dtype::kFp32, scratch.partial);
   const float* branch = group_.sum(rows, scratch.partial, scratch.mine);
   backend_.rmsnorm(d_, a.f(kX), branch, w.norm2, s.norm_eps, rows.n, s.dim,
                    a.f(kX1), group_.own(rows, d_, a[kH2]), a.f(kRstd2));
   group_.gather(rows, d_, a[kH2]);
-  backend_.linear(*w.gate_up, a[kH2], rows.N, a[kGu]);
+  backend_.linear(*w.gate_up, a[kH2], rows.N, d_, a[kGu]);
 }
 
 const float* Block::forward(const BlockWeights& w, const Rows& rows,
@@ -177,7 +177,7 @@ const float* Block::forward(const BlockWeights& w, const Rows& rows,
   forward_attention(w, rows, rope, x, branch, a, scratch);
   forward_half(w, rows, a, scratch);
   backend_.swiglu(d_, a[kGu], rows.N, sizes_.hidden, a[kS]);
-  backend_.linear_fp32(*w.down, a[kS], rows.N, scratch.partial);
+  backend_.linear(*w.down, a[kS], rows.N, Dtype::kFp32, scratch.partial);
   return group_.sum(rows, scratch.partial, scratch.mine);
 }
 
@@ -189,7 +189,7 @@ void Block::recompute(Recompute kind, const BlockWeights& w, const Rows& rows,
       return;
     case Recompute::kSelective:
       attention_.forward(rows, a, scratch);
-      backend_.linear(*w.gate_up, a[kH2], rows.N, a[kGu]);
+      backend_.linear(*w.gate_up, a[kH2], rows.N, d_, a[kGu]);
       return;
     case Recompute::kFull:
       forward_attention(w, rows, rope, nullptr, nullptr, a, scratch);
@@ -247,11 +247,12 @@ void Block::backward(const BlockWeights& w, const Rows& rows,
                      const StreamGradient& dmid, const StreamGradient& dx,
                      float* grads) const {
   const Sizes& s = sizes_;
-  backend_.linear_backward_input(*w.down, dy.all, rows.N, scratch.ds);
+  backend_.linear_backward_input(*w.down, dy.all, rows.N, d_, false,
+                                 scratch.ds);
   backend_.swiglu_backward(d_, a[kGu], scratch.ds, rows.N, s.hidden, a[kGu],
                            a[kS]);
-  backend_.linear_backward_input_fp32(*w.gate_up, a[kGu], rows.N, false,
-                                      scratch.partial);
+  backend_.linear_backward_input(*w.gate_up, a[kGu], rows.N, Dtype::kFp32,
+                                 false, scratch.partial);
   auto dh = group_.start_sum(rows, scratch.partial, scratch.mine);
   if (grads != nullptr) down_weight(rows, a, grads);
   norm_backward(rows, dh.wait(), a.f(kX1), a.f(kRstd2), w.norm2, dy, dmid,
@@ -263,13 +264,14 @@ void Block::backward(const BlockWeights& w, const Rows& rows,
   }
   if (gathered != nullptr) gathered->wait();
 
-  backend_.linear_backward_input(*w.o, dmid.all, rows.N, scratch.dattention);
+  backend_.linear_backward_input(*w.o, dmid.all, rows.N, d_, false,
+                                 scratch.dattention);
   attention_.backward(rows, a, scratch);
   backend_.rope(d_, a[kDqkv], rows.N, rows.T, s.heads + s.kv_heads, s.head_dim,
                 s.qkv_dim(), rope.cos, rope.sin, /*inverse=*/true);
   if (s.head_norm) norm_heads_backward(w, rows, a);
-  backend_.linear_backward_input_fp32(*w.qkv, a[kDqkv], rows.N, false,
-                                      scratch.partial);
+  backend_.linear_backward_input(*w.qkv, a[kDqkv], rows.N, Dtype::kFp32, false,
+                                 scratch.partial);
   dh = group_.start_sum(rows, scratch.partial, scratch.mine);
   if (grads != nullptr) o_weight(rows, a, grads);
   norm_backward(rows, dh.wait(), a.f(kX), a.f(kRstd1), w.norm1, dmid, dx,

@@ -51,7 +51,7 @@ double Head::forward(const Rows& rows, const float* x, const float* branch,
   float* target_logit = scratch.row_sums + N;
   for (const Piece& p : pieces_) {
     void* logits = piece_logits(p, rows, a, scratch);
-    backend_.linear(*p.weight, a.h, N, logits);
+    backend_.linear(*p.weight, a.h, N, d_, logits);
     backend_.cross_entropy_add(
         d_, logits, N, p.cols, sizes_.vocab_begin + p.col0, a.targets,
         p.col0 == 0, scratch.row_max, row_sum, target_logit);
@@ -71,7 +71,7 @@ double Head::forward(const Rows& rows, const float* x, const float* branch,
 void* Head::piece_gradient(const Piece& p, const Rows& rows, double loss_scale,
                            const HeadParts& a, const Scratch& scratch) const {
   void* logits = piece_logits(p, rows, a, scratch);
-  if (a.logits == nullptr) backend_.linear(*p.weight, a.h, rows.N, logits);
+  if (a.logits == nullptr) backend_.linear(*p.weight, a.h, rows.N, d_, logits);
   backend_.cross_entropy_backward(d_, logits, rows.N, p.cols,
                                   sizes_.vocab_begin + p.col0, a.targets, a.lse,
                                   loss_scale, z_loss_, logits);
@@ -84,8 +84,8 @@ void Head::backward(const Rows& rows, double loss_scale, const HeadParts& a,
   std::optional<TensorGroup::Sum> dh;
   for (const Piece& p : pieces_) {
     const void* dlogits = piece_gradient(p, rows, loss_scale, a, scratch);
-    backend_.linear_backward_input_fp32(*p.weight, dlogits, rows.N, p.col0 > 0,
-                                        scratch.partial);
+    backend_.linear_backward_input(*p.weight, dlogits, rows.N, Dtype::kFp32,
+                                   p.col0 > 0, scratch.partial);
     if (&p == &pieces_.back())
       dh = group_.start_sum(rows, scratch.partial, scratch.mine);
     if (dw != nullptr)
@@ -116,7 +116,7 @@ void Head::logits(const Rows& rows, int64_t num_rows, const HeadParts& a,
                    nullptr, group_.own(rows, d_, a.h), a.rstd);
   group_.gather(rows, d_, a.h);
   for (const Piece& p : pieces_) {
-    backend_.linear(*p.weight, a.h, num_rows, scratch.piece);
+    backend_.linear(*p.weight, a.h, num_rows, d_, scratch.piece);
     backend_.convert_rows(num_rows, p.cols, d_, scratch.piece, p.cols,
                           Dtype::kFp32, out.data() + p.col0, sizes_.vocab);
   }

@@ -263,8 +263,8 @@ void LoraStage::merge(const Target& t, float* w) {
     backend_.copy(w, t.original, bytes(t.numel()));
   else
     backend_.copy(t.original, w, bytes(t.numel()));
-  backend_.linear_backward_input_fp32(*t.a_weight, t.b, t.rows, /*add=*/true,
-                                      w);
+  backend_.linear_backward_input(*t.a_weight, t.b, t.rows, Dtype::kFp32,
+                                 /*add=*/true, w);
 }
 
 void LoraStage::load_unit(int unit, std::span<const float> weights) {
@@ -301,7 +301,7 @@ void LoraStage::add_gradients(const Layer& layer, float* grads) {
     const float* const g = gradient_ + t.at;
     backend_.linear_backward_weight(Dtype::kFp32, t.b, g, t.rows, rank_, t.cols,
                                     grads + t.a_at);
-    backend_.linear(*t.a_weight, g, t.rows, product_);
+    backend_.linear(*t.a_weight, g, t.rows, Dtype::kFp32, product_);
     backend_.accumulate(t.rows * rank_, scale_, product_, grads + t.b_at);
   }
 }
