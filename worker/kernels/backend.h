@@ -119,7 +119,6 @@ struct AdamWOptions {
   double weight_decay = 0;
   int64_t step = 1;         // this update's number, from 1
   double grad_scale = 1.0;  // clip factor
-  bool clear_grad = false;  // leave g zero, for the next accumulation
 };
 
 class Backend {
@@ -309,9 +308,8 @@ class Backend {
 
   // --- optimizer ---
   // Reads p, m, v and g; writes new_p, new_m, new_v, each of which may be the
-  // buffer it updates or lie apart from all inputs. g is changed only when
-  // clear_grad is set.
-  virtual void adamw(const AdamWOptions& options, int64_t n, float* g,
+  // buffer it updates or lie apart from all inputs.
+  virtual void adamw(const AdamWOptions& options, int64_t n, const float* g,
                      const float* p, const float* m, const float* v,
                      float* new_p, float* new_m, float* new_v) = 0;
 };

@@ -489,11 +489,8 @@ TEST_P(BackendTest, AdamWInPlaceAndIntoOtherBuffers) {
     };
     Tensor v = buffer(3);
     for (int64_t i = 0; i < v.size(); ++i) v.set(i, v[i] * v[i]);
-    AdamWOptions options{.lr = 3e-3,
-                         .weight_decay = 0.1,
-                         .step = 3,
-                         .grad_scale = 0.5,
-                         .clear_grad = n == 100};
+    AdamWOptions options{
+        .lr = 3e-3, .weight_decay = 0.1, .step = 3, .grad_scale = 0.5};
     const auto f = [&](Backend& b, std::vector<Tensor>& o, bool in_place) {
       const size_t to = in_place ? 0 : 4;
       b.adamw(options, n, o[3].floats() + kOff, o[0].floats() + kOff,

@@ -395,7 +395,7 @@ class CpuBackend final : public Backend {
     return sum;
   }
 
-  void adamw(const AdamWOptions& o, int64_t n, float* g, const float* p,
+  void adamw(const AdamWOptions& o, int64_t n, const float* g, const float* p,
              const float* m, const float* v, float* new_p, float* new_m,
              float* new_v) override {
     const auto step = static_cast<double>(o.step);
@@ -411,7 +411,6 @@ class CpuBackend final : public Backend {
         .eps = static_cast<float>(o.eps),
         .keep = static_cast<float>(1.0 - o.lr * o.weight_decay),
         .grad_scale = static_cast<float>(o.grad_scale),
-        .clear_grad = o.clear_grad,
         .stream = new_p != p && new_m != m && new_v != v && n > kGrain};
     parallel(n, kGrain, [&](int64_t i0, int64_t i1, int) {
       simd_.adamw(c, i1 - i0, g + i0, p + i0, m + i0, v + i0, new_p + i0,

@@ -27,7 +27,7 @@ struct AdamWConstants {
   float denom_scale;  // 1 / sqrt(1 - beta2^step)
   float eps, keep;    // keep = 1 - lr * weight_decay
   float grad_scale;
-  bool clear_grad, stream;
+  bool stream;
 };
 
 // One attention problem: key/value head `g` of sequence `b` of a block, and all
@@ -104,9 +104,9 @@ struct SimdOps {
   // the rows, if that is a multiple of kMatvecRows.
   void (*matvec)(int64_t rows, int64_t n, const float* w, const float* x,
                  float* y);
-  void (*adamw)(const AdamWConstants& c, int64_t n, float* g, const float* p,
-                const float* m, const float* v, float* new_p, float* new_m,
-                float* new_v);
+  void (*adamw)(const AdamWConstants& c, int64_t n, const float* g,
+                const float* p, const float* m, const float* v, float* new_p,
+                float* new_m, float* new_v);
   // Floats of scratch for one attention task of that use.
   int64_t (*attention_scratch)(const AttentionSegment& s, AttentionUse use);
 };

@@ -23,9 +23,10 @@ REMESH_INLINE AdamWElement adamw_element(const AdamWConstants& c, float g,
   return {p, m, v};
 }
 
-REMESH_INLINE void adamw_range(const AdamWConstants& c, int64_t n, float* g,
-                               const float* p, const float* m, const float* v,
-                               float* np, float* nm, float* nv) {
+REMESH_INLINE void adamw_range(const AdamWConstants& c, int64_t n,
+                               const float* g, const float* p, const float* m,
+                               const float* v, float* np, float* nm,
+                               float* nv) {
 #pragma omp simd
   for (int64_t i = 0; i < n; ++i) {
     const AdamWElement e = adamw_element(c, g[i], p[i], m[i], v[i]);
@@ -33,11 +34,9 @@ REMESH_INLINE void adamw_range(const AdamWConstants& c, int64_t n, float* g,
     nm[i] = e.m;
     nv[i] = e.v;
   }
-  if (c.clear_grad)
-    __builtin_memset(g, 0, sizeof(float) * static_cast<size_t>(n));
 }
 
-void adamw(const AdamWConstants& c, int64_t n, float* g, const float* p,
+void adamw(const AdamWConstants& c, int64_t n, const float* g, const float* p,
            const float* m, const float* v, float* np, float* nm, float* nv) {
 #ifdef REMESH_STREAM_STORE
   constexpr int64_t kTile = 256;

@@ -103,8 +103,7 @@ class LineWriter {
 
 // The arrays of an update, from one element on.
 struct AdamWArrays {
-  float* g;
-  const float *p, *m, *v;
+  const float *g, *p, *m, *v;
   float *np, *nm, *nv;
 
   REMESH_INLINE_MEMBER void advance(int64_t n) {
@@ -119,8 +118,8 @@ struct AdamWArrays {
 };
 
 // The first elements, at most 16.
-REMESH_INLINE void adamw_part(const AdamWBroadcast& c, bool clear,
-                              const AdamWArrays& a, int64_t n) {
+REMESH_INLINE void adamw_part(const AdamWBroadcast& c, const AdamWArrays& a,
+                              int64_t n) {
   const auto mask = static_cast<__mmask16>((1U << n) - 1U);
   const AdamWVectors e = adamw_vectors(
       c, _mm512_maskz_loadu_ps(mask, a.g), _mm512_maskz_loadu_ps(mask, a.p),
@@ -128,13 +127,12 @@ REMESH_INLINE void adamw_part(const AdamWBroadcast& c, bool clear,
   _mm512_mask_storeu_ps(a.np, mask, e.p);
   _mm512_mask_storeu_ps(a.nm, mask, e.m);
   _mm512_mask_storeu_ps(a.nv, mask, e.v);
-  if (clear) _mm512_mask_storeu_ps(a.g, mask, _mm512_setzero_ps());
 }
 
 // put(elements) of n / 16 vectors.
 template <typename F>
-REMESH_INLINE void adamw_vectors_of(const AdamWBroadcast& c, bool clear,
-                                    AdamWArrays& a, int64_t n, const F& put) {
+REMESH_INLINE void adamw_vectors_of(const AdamWBroadcast& c, AdamWArrays& a,
+                                    int64_t n, const F& put) {
   for (; n >= 16; n -= 16, a.advance(16)) {
     _mm_prefetch(a.g + kAdamWAhead, _MM_HINT_T1);
     _mm_prefetch(a.p + kAdamWAhead, _MM_HINT_T1);
@@ -143,32 +141,30 @@ REMESH_INLINE void adamw_vectors_of(const AdamWBroadcast& c, bool clear,
     const AdamWVectors e =
         adamw_vectors(c, _mm512_loadu_ps(a.g), _mm512_loadu_ps(a.p),
                       _mm512_loadu_ps(a.m), _mm512_loadu_ps(a.v));
-    if (clear) _mm512_storeu_ps(a.g, _mm512_setzero_ps());
     put(e);
   }
 }
 
-void adamw_v4(const AdamWConstants& constants, int64_t n, float* g,
+void adamw_v4(const AdamWConstants& constants, int64_t n, const float* g,
               const float* p, const float* m, const float* v, float* np,
               float* nm, float* nv) {
   const AdamWBroadcast c(constants);
-  const bool clear = constants.clear_grad;
   AdamWArrays a = {g, p, m, v, np, nm, nv};
   // Up to a full line; the arrays usually have the same alignment.
   int64_t head = (16 - into_line(np)) % 16;
   if (head > n) head = n;
-  adamw_part(c, clear, a, head);
+  adamw_part(c, a, head);
   a.advance(head);
   n -= head;
   if (constants.stream && n >= 32) {
     LineWriter to_p(a.np), to_m(a.nm), to_v(a.nv);
-    adamw_vectors_of(c, clear, a, 16, [&](const AdamWVectors& e) {
+    adamw_vectors_of(c, a, 16, [&](const AdamWVectors& e) {
       to_p.first(e.p);
       to_m.first(e.m);
       to_v.first(e.v);
     });
     n -= 16;
-    adamw_vectors_of(c, clear, a, n, [&](const AdamWVectors& e) {
+    adamw_vectors_of(c, a, n, [&](const AdamWVectors& e) {
       to_p.next(e.p);
       to_m.next(e.m);
       to_v.next(e.v);
@@ -178,13 +174,13 @@ void adamw_v4(const AdamWConstants& constants, int64_t n, float* g,
     to_v.finish();
     _mm_sfence();
   } else {
-    adamw_vectors_of(c, clear, a, n, [&](const AdamWVectors& e) {
+    adamw_vectors_of(c, a, n, [&](const AdamWVectors& e) {
       _mm512_storeu_ps(a.np, e.p);
       _mm512_storeu_ps(a.nm, e.m);
       _mm512_storeu_ps(a.nv, e.v);
     });
   }
-  adamw_part(c, clear, a, n % 16);
+  adamw_part(c, a, n % 16);
 }
 
 }  // namespace

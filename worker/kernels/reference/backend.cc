@@ -392,7 +392,7 @@ class ReferenceBackend final : public Backend {
     return sum;
   }
 
-  void adamw(const AdamWOptions& o, int64_t n, float* g, const float* p,
+  void adamw(const AdamWOptions& o, int64_t n, const float* g, const float* p,
              const float* m, const float* v, float* new_p, float* new_m,
              float* new_v) override {
     const auto step = static_cast<double>(o.step);
@@ -407,7 +407,6 @@ class ReferenceBackend final : public Backend {
                                     o.lr / bc1 * mi / denominator);
       new_m[i] = static_cast<float>(mi);
       new_v[i] = static_cast<float>(vi);
-      if (o.clear_grad) g[i] = 0;
     }
   }
 
