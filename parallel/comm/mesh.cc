@@ -17,9 +17,6 @@ Result<std::unique_ptr<Mesh>> Mesh::make(Comm& world,
   mesh->coord_ = me;
   // The group's color is the rank of its first member.
   geometry::Coord first = me;
-  first.dp = 0;
-  mesh->dp_ = world.split(layout.rank(first), me.dp);
-  first = me;
   first.pp = 0;
   mesh->pp_ = world.split(layout.rank(first), me.pp);
   first = me;

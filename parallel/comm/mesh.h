@@ -1,11 +1,11 @@
 // Mesh: the groups one rank belongs to under a layout.
 //
 // A group along an axis holds the ranks that differ from this one in that
-// coordinate alone, ordered by it: dp() are the replicas of this rank's shard,
-// tp() the holders of the other shards of the same tensors, pp() the stages of
-// this rank's pipeline, cp() the holders of the other parts of the sequences.
-// data() is dp and cp together, ordered by dp_i * cp + cp_i: all ranks that
-// hold the same parameters and a part of their gradient.
+// coordinate alone, ordered by it: tp() are the holders of the other shards of
+// the same tensors, pp() the stages of this rank's pipeline, cp() the holders
+// of the other parts of the sequences. data() is dp and cp together, ordered by
+// dp_i * cp + cp_i: all ranks that hold the same parameters and a part of their
+// gradient.
 #pragma once
 
 #include <memory>
@@ -26,7 +26,6 @@ class Mesh {
   const geometry::Layout& layout() const { return layout_; }
   const geometry::Coord& coord() const { return coord_; }
   Comm& world() { return *world_; }
-  Comm& dp() { return *dp_; }
   Comm& pp() { return *pp_; }
   Comm& tp() { return *tp_; }
   Comm& cp() { return *cp_; }
@@ -37,7 +36,7 @@ class Mesh {
   geometry::Layout layout_;
   geometry::Coord coord_;
   Comm* world_ = nullptr;
-  std::unique_ptr<Comm> dp_, pp_, tp_, cp_, data_;
+  std::unique_ptr<Comm> pp_, tp_, cp_, data_;
 };
 
 }  // namespace remesh::comm

@@ -15,7 +15,7 @@ std::vector<int> all_ranks(int size) {
 }  // namespace
 
 std::vector<std::string> mesh_group_names() {
-  return {"dp", "pp", "tp", "cp", "data"};
+  return {"pp", "tp", "cp", "data"};
 }
 
 // ------------------------------------------------------------- the observer

@@ -84,10 +84,13 @@ TEST(Mesh, GroupsAreTheAxesOfTheLayout) {
         }
         EXPECT_EQ(sum, want);
       };
-      expect_axis(mesh.dp(), layout.dp, me.dp, &geometry::Coord::dp);
       expect_axis(mesh.pp(), layout.pp, me.pp, &geometry::Coord::pp);
       expect_axis(mesh.tp(), layout.tp, me.tp, &geometry::Coord::tp);
       expect_axis(mesh.cp(), layout.cp, me.cp, &geometry::Coord::cp);
+      EXPECT_EQ(mesh.data().size(), layout.dp * layout.cp);
+      EXPECT_EQ(mesh.data().rank(), me.dp * layout.cp + me.cp);
+      if (layout.cp == 1)
+        expect_axis(mesh.data(), layout.dp, me.dp, &geometry::Coord::dp);
     });
   }
 }

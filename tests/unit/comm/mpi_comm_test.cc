@@ -20,7 +20,7 @@ int check(comm::MpiWorld& mpi, uint64_t seed) {
   comm::Comm& world = mpi.world();
   auto failures = comm::check_contract(world, seed, 80, 900000);
   auto mesh = comm::Mesh::make(world, {.dp = world.size()});
-  if (!mesh.ok() || (*mesh)->dp().size() != world.size() ||
+  if (!mesh.ok() || (*mesh)->data().size() != world.size() ||
       (*mesh)->tp().size() != 1)
     failures.push_back("mesh: wrong groups");
   if (comm::MpiWorld::init({}).ok())

@@ -186,9 +186,9 @@ TEST(TracedComm, RecordsEveryOperationWithBytesAndGroup) {
       auto mesh = comm::Mesh::make(world, {.dp = 2, .pp = 2});
       ASSERT_TRUE(mesh.ok());
       std::vector<float> x(8, static_cast<float>(r));
-      (*mesh)->dp().all_reduce(x, comm::Op::kSum);  // not traced yet
+      (*mesh)->data().all_reduce(x, comm::Op::kSum);  // not traced yet
       t.set_on(true);
-      (*mesh)->dp().all_reduce(x, comm::Op::kSum);
+      (*mesh)->data().all_reduce(x, comm::Op::kSum);
       auto again = (*mesh)->data().split(0, r);
       auto reduce = again->start_all_reduce(x, comm::Op::kMax);
       std::vector<std::byte> bytes(16);
@@ -215,7 +215,7 @@ TEST(TracedComm, RecordsEveryOperationWithBytesAndGroup) {
       return Json();
     };
     const Json blocking = find("all_reduce", 0);
-    EXPECT_EQ(blocking.at("args").at("group"), "dp");
+    EXPECT_EQ(blocking.at("args").at("group"), "data");
     EXPECT_EQ(blocking.at("args").at("bytes"), 32);
     EXPECT_EQ(blocking.at("args").at("ranks"), 2);
     EXPECT_EQ(blocking.at("cat"), "collective");
@@ -257,8 +257,8 @@ TEST(TracedComm, TheFlightRecordIsWrittenEvenWhileTheTracerIsOff) {
       b.set_step(5);
       const Span step(&t, Category::kStep, {{"step", 5}});
       std::vector<float> x(8, 1);
-      (*mesh)->dp().all_reduce(x, comm::Op::kSum);
-      auto reduce = (*mesh)->dp().start_all_reduce(x, comm::Op::kMax);
+      (*mesh)->data().all_reduce(x, comm::Op::kSum);
+      auto reduce = (*mesh)->data().start_all_reduce(x, comm::Op::kMax);
       std::vector<std::byte> bytes(16);
       comm::Comm& pp = (*mesh)->pp();
       if (pp.rank() == 0)
@@ -279,7 +279,7 @@ TEST(TracedComm, TheFlightRecordIsWrittenEvenWhileTheTracerIsOff) {
       ADD_FAILURE() << "no " << name << " on " << group << " of rank " << r;
       return board::FlightOp{.group = 0};
     };
-    const board::FlightOp sum = find("all_reduce", "dp");
+    const board::FlightOp sum = find("all_reduce", "data");
     EXPECT_EQ(sum.kind, Category::kCollective);
     EXPECT_EQ(sum.bytes, 32);
     EXPECT_EQ(sum.number, 1);
@@ -287,7 +287,7 @@ TEST(TracedComm, TheFlightRecordIsWrittenEvenWhileTheTracerIsOff) {
     EXPECT_NE(sum.end_ns, 0);
     EXPECT_EQ(f.groups[static_cast<size_t>(sum.group)].ranks,
               (std::vector<int>{r / 2 * 2, r / 2 * 2 + 1}));
-    const board::FlightOp wait = find("wait all_reduce", "dp");
+    const board::FlightOp wait = find("wait all_reduce", "data");
     EXPECT_EQ(wait.kind, Category::kWait);
     EXPECT_EQ(wait.number, 2);
     const board::FlightOp& step = f.ops[0];
