@@ -136,9 +136,7 @@ class Simulation {
     const auto n = static_cast<size_t>(s.pp);
     next_.assign(n, 0);
     free_at_.assign(n, 0);
-    live_.assign(n, 0);
     timing_.busy.assign(n, 0);
-    timing_.peak_live.assign(n, 0);
   }
 
   Result<PipeTiming> run() {
@@ -158,16 +156,12 @@ class Simulation {
             op_name(s_, ops[at]), at, ops.size()));
     }
     double work = 0;
-    double most = 0;
     for (size_t r = 0; r < free_at_.size(); ++r) {
       timing_.makespan = std::max(timing_.makespan, free_at_[r]);
       work += timing_.busy[r];
-      most = std::max(most, timing_.busy[r]);
     }
-    if (timing_.makespan > 0) {
+    if (timing_.makespan > 0)
       timing_.bubble_share = 1 - work / (s_.pp * timing_.makespan);
-      timing_.bubble_overhead = timing_.makespan / most - 1;
-    }
     return timing_;
   }
 
@@ -204,9 +198,6 @@ class Simulation {
     free_at_[r] = std::max(free_at_[r], *ready) + cost;
     timing_.busy[r] += cost;
     done(op.pass, stage, op.microbatch) = free_at_[r];
-    if (op.pass == Pass::kForward)
-      timing_.peak_live[r] = std::max(timing_.peak_live[r], ++live_[r]);
-    if (op.pass == s_.last_pass()) --live_[r];
     ++next_[r];
     return true;
   }
@@ -217,7 +208,6 @@ class Simulation {
   std::vector<double> done_[3];  // by pass: end time by (stage, microbatch)
   std::vector<size_t> next_;     // by rank
   std::vector<double> free_at_;
-  std::vector<int> live_;
   PipeTiming timing_;
 };
 

@@ -111,12 +111,8 @@ struct PassCosts {
 
 struct PipeTiming {
   double makespan = 0;
-  std::vector<double> busy;    // by rank
-  double bubble_share = 0;     // idle time of all ranks / (pp * makespan)
-  double bubble_overhead = 0;  // makespan / busiest rank's work - 1
-  // Most (microbatch, chunk) pairs whose activations a rank holds at once:
-  // from the start of forward to the end of the last backward pass.
-  std::vector<int> peak_live;
+  std::vector<double> busy;  // by rank
+  double bubble_share = 0;   // idle time of all ranks / (pp * makespan)
 };
 
 // Simulates the lists: an op starts when its rank is free and its inputs

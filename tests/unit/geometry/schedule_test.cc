@@ -50,25 +50,37 @@ TEST(Schedule, BubblesAreAsPublished) {
     const double p1 = c.pp - 1;
     SCOPED_TRACE(testing::Message() << schedule_name(c.kind) << " pp " << c.pp
                                     << " m " << c.m << " v " << c.v);
+    const double overhead =
+        t.makespan / *std::max_element(t.busy.begin(), t.busy.end()) - 1;
     if (c.kind != ScheduleKind::kZbH1) {
       // (p - 1) / (v m) of the ideal time.
-      EXPECT_NEAR(t.bubble_overhead, p1 / (c.v * c.m), 1e-9);
+      EXPECT_NEAR(overhead, p1 / (c.v * c.m), 1e-9);
     } else if (c.m >= c.pp) {
       // (p - 1)(F + B - W): a third of 1F1B's when all are equal.
-      EXPECT_NEAR(t.bubble_overhead, p1 / c.m / 3, 1e-9);
+      EXPECT_NEAR(overhead, p1 / c.m / 3, 1e-9);
     } else {
-      EXPECT_LE(t.bubble_overhead, p1 / c.m + 1e-9);
+      EXPECT_LE(overhead, p1 / c.m + 1e-9);
     }
-    EXPECT_NEAR(t.bubble_share, 1 - 1 / (1 + t.bubble_overhead), 1e-9);
+    EXPECT_NEAR(t.bubble_share, 1 - 1 / (1 + overhead), 1e-9);
   }
+}
+
+// Most (microbatch, chunk) pairs whose activations a rank holds at once.
+int peak_live(const Schedule& s, int rank) {
+  int live = 0, peak = 0;
+  for (const PipeOp& op : s.ranks[static_cast<size_t>(rank)]) {
+    if (op.pass == Pass::kForward) peak = std::max(peak, ++live);
+    if (op.pass == s.last_pass()) --live;
+  }
+  return peak;
 }
 
 TEST(Schedule, LiveMicrobatchesAreBounded) {
   for (const Case& c : cases()) {
     const auto s = make_schedule(c.kind, c.pp, c.m, c.v);
-    const PipeTiming t = *simulate(*s, kEqual);
     for (int r = 0; r < c.pp; ++r) {
-      const int live = t.peak_live[static_cast<size_t>(r)];
+      const int live = peak_live(*s, r);
+      if (c.v == 1) EXPECT_EQ(slots_needed(*s, r)[0], live);
       if (c.kind == ScheduleKind::kGpipe) {
         EXPECT_EQ(live, c.m);
       } else if (c.v == 1 && c.kind != ScheduleKind::kZbH1) {
@@ -287,17 +299,8 @@ TEST(StepSchedule, LeavingOutMicrobatchesDeadlocksNoSchedule) {
         }
 }
 
-TEST(StepSchedule, SlotsAreThePeakOfTheSimulation) {
-  for (const ScheduleKind kind : kKinds)
-    for (const int pp : {1, 2, 4}) {
-      const auto schedule = step_schedule(kind, pp, 1, 8);
-      ASSERT_TRUE(schedule.ok());
-      const auto timing = simulate(*schedule, {});
-      for (int r = 0; r < pp; ++r)
-        EXPECT_EQ(slots_needed(*schedule, r)[0],
-                  timing->peak_live[static_cast<size_t>(r)]);
-    }
-  // With chunks each has its own; together no more than the rank's peak each.
+// Together no more than the rank's peak each.
+TEST(StepSchedule, EveryChunkHasSlotsOfItsOwn) {
   const auto schedule = step_schedule(ScheduleKind::kInterleaved1F1B, 2, 2, 8);
   EXPECT_EQ(slots_needed(*schedule, 0), (std::vector<int>{4, 2}));
 }
