@@ -24,7 +24,7 @@
 
 namespace remesh::comm {
 
-enum class Op { kSum, kMax, kMin };
+enum class Op { kSum, kMax };
 
 // A non-blocking operation in progress. wait() returns once the caller may use
 // the buffers again; test() makes progress and returns whether it is done.

@@ -15,8 +15,8 @@
 
 namespace remesh::comm {
 
-// out[i] = a[i] op b[i]; `out` may be a or b. The maximum or minimum of any
-// value and NaN is NaN.
+// out[i] = a[i] op b[i]; `out` may be a or b. The maximum of any value and NaN
+// is NaN.
 template <typename T>
 void combine_two(Op op, const T* a, const T* b, T* out, size_t n) {
   switch (op) {
@@ -26,10 +26,6 @@ void combine_two(Op op, const T* a, const T* b, T* out, size_t n) {
     case Op::kMax:
       for (size_t i = 0; i < n; ++i)
         out[i] = (a[i] < b[i] || b[i] != b[i]) ? b[i] : a[i];
-      return;
-    case Op::kMin:
-      for (size_t i = 0; i < n; ++i)
-        out[i] = (b[i] < a[i] || b[i] != b[i]) ? b[i] : a[i];
       return;
   }
 }

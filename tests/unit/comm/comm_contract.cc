@@ -57,7 +57,6 @@ class Checker {
       for (size_t i = 0; i < n; ++i) {
         if (op == Op::kSum) acc[i] = acc[i] + in[i];
         if (op == Op::kMax) acc[i] = std::max(acc[i], in[i]);
-        if (op == Op::kMin) acc[i] = std::min(acc[i], in[i]);
       }
     }
     return acc;
@@ -99,7 +98,7 @@ class Checker {
 
   void one_round() {
     const size_t n = some_length();
-    const Op op = static_cast<Op>(common(3) % 3);
+    const Op op = static_cast<Op>(common(3) % 2);
     switch (common(4) % 8) {
       case 0:
         return all_reduce<float>(op, n);
@@ -303,7 +302,7 @@ class Checker {
     expect_same(data, reduced<float>(Op::kSum, data.size()),
                 "all_reduce beside a barrier");
     const float nan = std::numeric_limits<float>::quiet_NaN();
-    for (const Op op : {Op::kSum, Op::kMax, Op::kMin}) {
+    for (const Op op : {Op::kSum, Op::kMax}) {
       float x = comm_.rank() == comm_.size() / 2 ? nan : 1.0F;
       comm_.all_reduce(std::span(&x, 1), op);
       if (!std::isnan(x)) fail("a NaN is lost");
