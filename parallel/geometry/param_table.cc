@@ -5,7 +5,6 @@
 
 #include "parallel/geometry/family.h"
 #include "parallel/geometry/lora.h"
-#include "proto/base/rng.h"
 
 namespace remesh::geometry {
 
@@ -37,13 +36,6 @@ int ParamTable::find(const std::string& name) const {
   for (size_t i = 0; i < specs_.size(); ++i)
     if (specs_[i].name == name) return static_cast<int>(i);
   return -1;
-}
-
-float ParamTable::initial_value(uint64_t seed, size_t i, int64_t e) const {
-  const ParamSpec& s = specs_[i];
-  if (s.init != Init::kNormal) return s.init == Init::kOnes ? 1.0F : 0.0F;
-  return static_cast<float>(s.init_std) *
-         random_normal(seed, hash64(s.name), static_cast<uint64_t>(e));
 }
 
 }  // namespace remesh::geometry

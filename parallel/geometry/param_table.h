@@ -87,9 +87,6 @@ class ParamTable {
   int find(Role role, int64_t layer = -1) const;
   int find(const std::string& name) const;
 
-  // Initial value of element e of parameter i: a function of (seed, name, e).
-  float initial_value(uint64_t seed, size_t i, int64_t e) const;
-
  private:
   ModelConfig config_;
   std::vector<ParamSpec> specs_;

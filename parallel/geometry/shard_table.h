@@ -93,8 +93,8 @@ class ShardTable {
   // The same, only of the parameters that this rank owns.
   std::vector<Piece> owned_pieces(int64_t begin, int64_t end) const;
 
-  // Initial weights of [begin, begin + out.size()): see
-  // ParamTable::initial_value, so the same on any mesh.
+  // Initial weights of [begin, begin + out.size()): of each a function of the
+  // seed, its parameter's name and its place in it, so the same on any mesh.
   void initial_values(uint64_t seed, int64_t begin, std::span<float> out) const;
 
  private:

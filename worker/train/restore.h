@@ -20,7 +20,7 @@
 
 namespace remesh::train {
 
-// Writes the initial weights (ParamTable::initial_value) of this rank's part
+// Writes the initial weights (ShardTable::initial_values) of this rank's part
 // into its state vector `weights`, with `threads` OpenMP threads.
 // exchange_parts() supplies the rest.
 void fill_initial_weights(const geometry::RankShard& rank, uint64_t seed,

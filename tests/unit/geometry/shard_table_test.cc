@@ -7,6 +7,7 @@
 #include <random>
 
 #include "parallel/geometry/zero.h"
+#include "tests/testing/initial_value.h"
 #include "tests/testing/pieces.h"
 #include "tests/testing/seed.h"
 
@@ -111,7 +112,7 @@ TEST(ShardTable, EveryElementIsOwnedOnceAndNormsCountItOnce) {
       const int64_t global =
           p.rect.row * table[p.param].shape.back() + p.rect.col;
       EXPECT_EQ(values[static_cast<size_t>(e)],
-                table.initial_value(7, p.param, global));
+                initial_value(table[p.param], 7, global));
     }
     for (size_t i = 0; i < table.size(); ++i)
       for (size_t e = 0; e < owned[i].size(); ++e) {

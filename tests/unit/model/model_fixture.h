@@ -12,6 +12,7 @@
 
 #include "proto/base/check.h"
 #include "proto/base/rng.h"
+#include "tests/testing/initial_value.h"
 #include "tests/testing/resident.h"
 #include "worker/kernels/backend.h"
 #include "worker/model/stage.h"
@@ -37,7 +38,7 @@ struct Model {
       : table(geometry::ParamTable::make(config)) {
     for (size_t i = 0; i < table.size(); ++i)
       for (int64_t e = 0; e < table[i].numel(); ++e)
-        weights.push_back(scale * table.initial_value(seed, i, e));
+        weights.push_back(scale * geometry::initial_value(table[i], seed, e));
     const auto vocab = static_cast<uint64_t>(config.vocab_size);
     for (int64_t i = 0; i <= num_tokens; ++i)
       tokens.push_back(static_cast<int32_t>(

@@ -15,6 +15,7 @@
 #include "parallel/comm/mesh.h"
 #include "proto/base/rng.h"
 #include "tests/testing/files.h"
+#include "tests/testing/initial_value.h"
 #include "tests/testing/local_comm.h"
 #include "tests/testing/pieces.h"
 #include "tests/testing/random_mesh.h"
@@ -156,7 +157,8 @@ void check_fresh_weights(uint32_t seed) {
           mesh.data(), rank.shard, [] {}, rank.v.weights);
       for_each_element(rank, [&](int64_t i, size_t param, int64_t e) {
         const auto at = static_cast<size_t>(i);
-        if (rank.v.weights[at] != table.initial_value(9, param, e)) ++wrong;
+        if (rank.v.weights[at] != geometry::initial_value(table[param], 9, e))
+          ++wrong;
       });
     });
     ASSERT_EQ(wrong, 0) << sharding.layout.to_string();
