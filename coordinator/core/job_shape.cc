@@ -103,12 +103,4 @@ double scheduled_bubble(const planner::JobShape& shape,
   return timing->bubble_share;
 }
 
-void to_message(const MemoryUse& memory, pb::MemoryUse* out) {
-  out->set_weights(memory.weights);
-  out->set_gradients(memory.gradients);
-  out->set_optimizer(memory.optimizer);
-  out->set_activations(memory.activations);
-  out->set_buffers(memory.buffers);
-}
-
 }  // namespace remesh::core

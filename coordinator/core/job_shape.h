@@ -37,6 +37,4 @@ pb::Job job_on(const pb::Job& job, const planner::JobShape& shape,
 double scheduled_bubble(const planner::JobShape& shape,
                         const geometry::Layout& layout);
 
-void to_message(const MemoryUse& memory, pb::MemoryUse* out);
-
 }  // namespace remesh::core

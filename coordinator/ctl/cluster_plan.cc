@@ -33,15 +33,6 @@ std::string seconds_text(double s) {
   return s < 1 ? fmt::format("{:.0f} ms", 1e3 * s) : fmt::format("{:.2f} s", s);
 }
 
-constexpr struct {
-  const char* key;
-  uint64_t MemoryUse::*bytes;
-} kCategories[] = {{"weights", &MemoryUse::weights},
-                   {"gradients", &MemoryUse::gradients},
-                   {"optimizer", &MemoryUse::optimizer},
-                   {"activations", &MemoryUse::activations},
-                   {"buffers", &MemoryUse::buffers}};
-
 // --- one plan ----------------------------------------------------------------
 
 std::string schedule_text(const Plan& p) {
@@ -105,11 +96,11 @@ std::string breakdown(const std::vector<Plan>& plans) {
   add(
       "step", "s", [](const Plan& p) { return p.cost.total_s; }, total_s);
   const auto bytes = static_cast<double>(plans[0].memory.total());
-  for (const auto& c : kCategories)
+  for (const MemoryPurpose& m : kMemoryPurposes)
     add(
-        c.key, "GB",
+        m.key, "GB",
         [&](const Plan& p) {
-          return static_cast<double>(p.memory.*c.bytes) / 1e9;
+          return static_cast<double>(p.memory.*m.bytes) / 1e9;
         },
         bytes / 1e9);
   add(
@@ -246,7 +237,7 @@ std::string limits_text(const SearchRequest& q, const Plan& p) {
   const Terms& t = p.cost.terms;
   const double T = p.cost.total_s;
   const auto largest =
-      std::max_element(std::begin(kCategories), std::end(kCategories),
+      std::max_element(std::begin(kMemoryPurposes), std::end(kMemoryPurposes),
                        [&](const auto& a, const auto& b) {
                          return p.memory.*a.bytes < p.memory.*b.bytes;
                        });
@@ -278,10 +269,8 @@ std::string changes_text(const SearchRequest& q, const Plan& best) {
 // -------------------------------------------------------------------
 
 Json plan_json(const Plan& p) {
-  Json terms, memory;
+  Json terms;
   for (const TermName& t : kTerms) terms[t.key] = p.cost.terms.*t.seconds;
-  for (const auto& c : kCategories) memory[c.key] = p.memory.*c.bytes;
-  memory["total"] = p.memory.total();
   const Layout& l = p.layout;
   return {{"mesh", {{"dp", l.dp}, {"pp", l.pp}, {"tp", l.tp}, {"cp", l.cp}}},
           {"zero_stage", p.shape.zero_stage},
@@ -295,7 +284,7 @@ Json plan_json(const Plan& p) {
           {"tokens_per_s_per_device", p.cost.tokens_per_s},
           {"mfu", p.cost.mfu},
           {"terms_s", std::move(terms)},
-          {"memory", std::move(memory)}};
+          {"memory", memory_json(p.memory)}};
 }
 
 }  // namespace

@@ -133,14 +133,8 @@ std::string plan_json(const pb::Job& job,
   auto stages = nlohmann::ordered_json::array();
   for (int pp = 0; pp < l.pp; ++pp) {
     const int rank = l.rank({.pp = pp});
-    const MemoryUse m = planner::predict_memory(shape, l, rank);
-    stages.push_back({{"weights", m.weights},
-                      {"gradients", m.gradients},
-                      {"optimizer", m.optimizer},
-                      {"activations", m.activations},
-                      {"buffers", m.buffers},
-                      {"total", m.total()},
-                      {"save", planner::predict_save(shape, l, rank)}});
+    stages.push_back(memory_json(planner::predict_memory(shape, l, rank)));
+    stages.back()["save"] = planner::predict_save(shape, l, rank);
   }
   out["memory_by_stage"] = std::move(stages);
   return json_output(out);

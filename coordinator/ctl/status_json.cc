@@ -16,12 +16,6 @@ namespace {
 
 using Json = nlohmann::ordered_json;
 
-Json memory_json(const pb::MemoryUse& m) {
-  return Json{{"weights", m.weights()},     {"gradients", m.gradients()},
-              {"optimizer", m.optimizer()}, {"activations", m.activations()},
-              {"buffers", m.buffers()},     {"total", total(m)}};
-}
-
 Json settings_json(const pb::JobStatus& s) {
   const pb::Parallel& p = s.parallel();
   Json j{{"zero_stage", p.zero_stage()},
@@ -60,8 +54,9 @@ Json rank_json(const pb::RankStatus& r, const std::string& host) {
   }
   if (r.has_exposed_comm()) j["exposed_comm"] = r.exposed_comm();
   if (r.has_bubble()) j["bubble"] = r.bubble();
-  if (r.has_memory()) j["memory"] = memory_json(r.memory());
-  if (r.has_predicted()) j["predicted_memory"] = memory_json(r.predicted());
+  if (r.has_memory()) j["memory"] = memory_json(memory_of(r.memory()));
+  if (r.has_predicted())
+    j["predicted_memory"] = memory_json(memory_of(r.predicted()));
   if (!r.error().empty()) j["error"] = r.error();
   if (!r.checkpoint_error().empty()) {
     j["checkpoint_error"] = r.checkpoint_error();
@@ -105,6 +100,13 @@ void add_facts(const pb::JobStatus& s, const RunFacts& f, Json* j) {
 }
 
 }  // namespace
+
+Json memory_json(const MemoryUse& memory) {
+  Json j;
+  for (const MemoryPurpose& m : kMemoryPurposes) j[m.key] = memory.*m.bytes;
+  j["total"] = memory.total();
+  return j;
+}
 
 std::string status_json(const pb::JobStatus& s, const RunFacts& facts) {
   Json j{{"job", s.job()},       {"state", rundir::state_text(s.state())},

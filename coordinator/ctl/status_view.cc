@@ -100,8 +100,9 @@ std::string memory_table(const pb::JobStatus& s) {
     rows.push_back(
         {fmt::format("{}", r->rank()), cell(m.weights()), cell(m.gradients()),
          cell(m.optimizer()), cell(m.activations()), cell(m.buffers()),
-         cell(total(m)),
-         r->has_predicted() ? bytes_text(total(r->predicted())) : "-",
+         cell(memory_of(m).total()),
+         r->has_predicted() ? bytes_text(memory_of(r->predicted()).total())
+                            : "-",
          bytes_text(r->rss_bytes()),
          share_text(r->has_exposed_comm(), r->exposed_comm()),
          share_text(r->has_bubble(), r->bubble())});
@@ -155,11 +156,6 @@ std::string settings_text(const pb::Parallel& parallel,
   if (recompute != "none" && recompute_every > 1)
     parts.back() += fmt::format(" every {} layers", recompute_every);
   return join(parts);
-}
-
-uint64_t total(const pb::MemoryUse& m) {
-  return m.weights() + m.gradients() + m.optimizer() + m.activations() +
-         m.buffers();
 }
 
 std::string problem_text(const pb::JobStatus::Problem& p) {

@@ -2,11 +2,13 @@
 // reply and of what facts_of_run() reads.
 #pragma once
 
+#include <nlohmann/json_fwd.hpp>
 #include <optional>
 #include <string>
 #include <vector>
 
 #include "coordinator/ctl/render.h"
+#include "proto/base/memory_use.h"
 #include "proto/control.pb.h"
 
 namespace remesh::ctl {
@@ -17,8 +19,8 @@ std::string settings_text(const pb::Parallel& parallel,
                           const pb::Mesh& mesh);
 // "journal: the disk is full, for 12.0s".
 std::string problem_text(const pb::JobStatus::Problem& problem);
-// Bytes of all purposes.
-uint64_t total(const pb::MemoryUse& memory);
+// Bytes by purpose, and "total".
+nlohmann::ordered_json memory_json(const MemoryUse& memory);
 // "12M", "1.5G" in units of 2^20 and 2^30 bytes.
 std::string bytes_text(uint64_t bytes);
 

@@ -200,15 +200,13 @@ class Evaluation {
     out.y = text_at(c, "y");
     const std::string kind = text_at(c, "bars");
     if (kind == "memory") {
-      out.parts = {"weights", "gradients", "optimizer", "activations",
-                   "buffers"};
+      for (const MemoryPurpose& m : kMemoryPurposes) out.parts.push_back(m.key);
       for (const json& name : c.at("runs")) {
         ASSIGN_OR_RETURN(const StudyRun run, predict(name.get<std::string>()));
-        const MemoryUse& m = run.plan.memory;
         StudyChart::Bar bar{.name = name.get<std::string>(), .parts = {}};
-        for (const uint64_t bytes :
-             {m.weights, m.gradients, m.optimizer, m.activations, m.buffers})
-          bar.parts.push_back(static_cast<double>(bytes) / 1e9);
+        for (const MemoryPurpose& m : kMemoryPurposes)
+          bar.parts.push_back(static_cast<double>(run.plan.memory.*m.bytes) /
+                              1e9);
         out.bars.push_back(std::move(bar));
       }
       return out;

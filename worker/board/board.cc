@@ -63,7 +63,7 @@ struct Board::Page {
   std::atomic<int64_t> failed_saves{0};
   std::atomic<double> exposed_comm{-1};
   std::atomic<double> bubble{-1};
-  std::array<std::atomic<uint64_t>, 5> memory{};  // in the order of MemoryUse
+  std::array<std::atomic<uint64_t>, std::size(kMemoryPurposes)> memory{};
   std::atomic<uint64_t> restored_digest{0};
   std::atomic<bool> has_restored_digest{false};
   std::atomic<double> link_bytes_per_s{0};
@@ -161,9 +161,8 @@ void Board::set_link(double bytes_per_s) {
   page_->link_bytes_per_s.store(bytes_per_s);
 }
 void Board::set_memory(const MemoryUse& m) {
-  const std::array<uint64_t, 5> bytes = {m.weights, m.gradients, m.optimizer,
-                                         m.activations, m.buffers};
-  for (size_t i = 0; i < bytes.size(); ++i) page_->memory[i].store(bytes[i]);
+  for (size_t i = 0; i < std::size(kMemoryPurposes); ++i)
+    page_->memory[i].store(m.*kMemoryPurposes[i].bytes);
 }
 void Board::set_error(std::string_view text) { page_->error.write(text); }
 void Board::set_checkpoint_error(std::string_view text) {
@@ -201,11 +200,8 @@ Snapshot Board::snapshot() const {
   s.failed_saves = page_->failed_saves.load();
   s.exposed_comm = page_->exposed_comm.load();
   s.bubble = page_->bubble.load();
-  s.memory = {.weights = page_->memory[0].load(),
-              .gradients = page_->memory[1].load(),
-              .optimizer = page_->memory[2].load(),
-              .activations = page_->memory[3].load(),
-              .buffers = page_->memory[4].load()};
+  for (size_t i = 0; i < std::size(kMemoryPurposes); ++i)
+    s.memory.*kMemoryPurposes[i].bytes = page_->memory[i].load();
   if (page_->has_restored_digest.load())
     s.restored_digest = page_->restored_digest.load();
   s.link_bytes_per_s = page_->link_bytes_per_s.load();

@@ -7,17 +7,6 @@
 #include "worker/board/step_metrics.h"
 
 namespace remesh::agent {
-namespace {
-
-void to_memory(const MemoryUse& m, pb::MemoryUse* out) {
-  out->set_weights(m.weights);
-  out->set_gradients(m.gradients);
-  out->set_optimizer(m.optimizer);
-  out->set_activations(m.activations);
-  out->set_buffers(m.buffers);
-}
-
-}  // namespace
 
 RankSample Launcher::sample(Rank& r, bool alive) {
   RankSample out;
@@ -42,7 +31,7 @@ RankSample Launcher::sample(Rank& r, bool alive) {
   s.set_failed_saves(b.failed_saves);
   if (b.exposed_comm >= 0) s.set_exposed_comm(b.exposed_comm);
   if (b.bubble >= 0) s.set_bubble(b.bubble);
-  if (b.memory != MemoryUse{}) to_memory(b.memory, s.mutable_memory());
+  if (b.memory != MemoryUse{}) to_message(b.memory, s.mutable_memory());
   if (b.restored_digest) s.set_restored_digest(*b.restored_digest);
   if (b.link_bytes_per_s > 0) s.set_link_bytes_per_s(b.link_bytes_per_s);
   if (!b.error.empty() || !apart_.empty())
