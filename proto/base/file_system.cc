@@ -37,7 +37,8 @@ Result<std::unique_ptr<File>> open_file(const std::string& path, int flags) {
 class PosixFileSystem final : public FileSystem {
  public:
   Result<std::unique_ptr<File>> open(const std::string& path) override {
-    ASSIGN_OR_RETURN(auto file, open_file(path, O_RDONLY));
+    // A pipe would block until it is written to.
+    ASSIGN_OR_RETURN(auto file, open_file(path, O_RDONLY | O_NONBLOCK));
     // A directory opens for reading too, and fails only later, obscurely.
     struct stat st = {};
     if (::stat(path.c_str(), &st) == 0 && !S_ISREG(st.st_mode))

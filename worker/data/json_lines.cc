@@ -73,4 +73,23 @@ Result<std::string> text_field(std::string_view line, const std::string& field,
   return at->get<std::string>();
 }
 
+Result<uint64_t> split_documents(
+    TextReader& reader, const std::string& field, BlockSplitter& splitter,
+    const std::function<void(uint64_t)>& progress) {
+  if (!is_json_lines(reader.path()))
+    return split_text(reader, /*raw_bytes=*/false, splitter, progress);
+  uint64_t bytes = 0;
+  RETURN_IF_ERROR(for_each_line(
+      reader,
+      [&](std::string_view line, const std::string& place) -> Status {
+        ASSIGN_OR_RETURN(const std::string text,
+                         text_field(line, field, place));
+        bytes += text.size();
+        RETURN_IF_ERROR(splitter.feed(text, /*separators=*/false));
+        return splitter.end_file();
+      },
+      progress));
+  return bytes;
+}
+
 }  // namespace remesh::data

@@ -31,4 +31,9 @@ Status for_each_line(TextReader& reader, const LineSink& take,
 Result<std::string> text_field(std::string_view line, const std::string& field,
                                const std::string& place);
 
+// split_text(), or of JSON lines the same with the text of each as a document.
+Result<uint64_t> split_documents(TextReader& reader, const std::string& field,
+                                 BlockSplitter& splitter,
+                                 const std::function<void(uint64_t)>& progress);
+
 }  // namespace remesh::data

@@ -11,7 +11,6 @@
 #include "proto/data/index.h"
 #include "worker/data/chat_template.h"
 #include "worker/data/dataset.h"
-#include "worker/data/input_file.h"
 #include "worker/data/inputs.h"
 #include "worker/data/json_lines.h"
 #include "worker/data/out_dir.h"
@@ -124,18 +123,11 @@ Result<std::vector<InputEntry>> hash_inputs(const PrepareOptions& o,
   std::vector<InputEntry> entries;
   std::vector<char> portion(kPortion);
   for (const std::string& path : o.inputs) {
-    ASSIGN_OR_RETURN(InputFile file, InputFile::open(path));
-    Xxh3Stream hash;
-    uint64_t bytes = 0;
-    for (;;) {
-      ASSIGN_OR_RETURN(const size_t got,
-                       file.read(portion.data(), portion.size()));
-      if (got == 0) break;
-      hash.add(portion.data(), got);
-      bytes += got;
-      progress.add(got);
+    ASSIGN_OR_RETURN(TextReader file, TextReader::open(path, /*raw=*/true));
+    for (size_t got = 1; got > 0; progress.add(got)) {
+      ASSIGN_OR_RETURN(got, file.read(portion));
     }
-    entries.push_back({path, bytes, hex(hash.digest_128())});
+    entries.push_back({path, file.bytes_done(), file.file_hash()});
   }
   return entries;
 }
@@ -243,24 +235,18 @@ class Reading {
  private:
   Status read(TextReader& reader) {
     const auto progress = [this](uint64_t n) { progress_.add(n); };
-    if (o_.raw_bytes || !is_json_lines(reader.path())) {
-      ASSIGN_OR_RETURN(text_bytes_,
-                       split_text(reader, o_.raw_bytes, splitter_, progress));
-      return ok_status();
-    }
-    return for_each_line(
-        reader,
-        [this](std::string_view line, const std::string& place) {
-          return chat_ != nullptr ? add_conversation(line, place)
-                                  : add_text(line, place);
-        },
-        progress);
-  }
-  Status add_text(std::string_view line, const std::string& place) {
-    ASSIGN_OR_RETURN(const std::string text, text_field(line, o_.field, place));
-    text_bytes_ += text.size();
-    RETURN_IF_ERROR(splitter_.feed(text, /*separators=*/false));
-    return splitter_.end_file();
+    if (chat_ != nullptr)
+      return for_each_line(
+          reader,
+          [this](std::string_view line, const std::string& place) {
+            return add_conversation(line, place);
+          },
+          progress);
+    ASSIGN_OR_RETURN(
+        text_bytes_,
+        o_.raw_bytes ? split_text(reader, true, splitter_, progress)
+                     : split_documents(reader, o_.field, splitter_, progress));
+    return ok_status();
   }
   Status add_conversation(std::string_view line, const std::string& place) {
     ASSIGN_OR_RETURN(const Conversation conversation,

@@ -3,7 +3,6 @@
 #include <archive.h>
 #include <archive_entry.h>
 #include <fmt/format.h>
-#include <unistd.h>
 #include <zlib.h>
 
 #include <algorithm>
@@ -12,6 +11,7 @@
 #include <utility>
 
 #include "proto/base/check.h"
+#include "proto/base/file_system.h"
 #include "worker/tokenizer/unicode.h"
 
 namespace remesh::data {
@@ -33,18 +33,15 @@ constexpr OtherFormat kOtherFormats[] = {
     {"", ".json", "JSON: write one object a line first (jq -c '.[]' FILE)"},
 };
 
-Status check_is_text(const InputFile& file) {
-  char first[4] = {};
-  const ssize_t got = ::pread(file.fd(), first, sizeof(first), 0);
-  const std::string_view bytes(first, got > 0 ? static_cast<size_t>(got) : 0);
-  const std::string name = without_compression(file.path());
+Status check_is_text(const std::string& path, std::string_view bytes) {
+  const std::string name = without_compression(path);
   for (const OtherFormat& f : kOtherFormats)
     if ((!f.first_bytes.empty() && bytes.starts_with(f.first_bytes)) ||
         name.ends_with(f.suffix))
       return invalid_argument(fmt::format(
           "{}: looks like {}; text and JSON lines are read, plain or "
           "compressed, and --raw-bytes takes any file as it is",
-          file.path(), f.advice));
+          path, f.advice));
   return ok_status();
 }
 
@@ -122,21 +119,23 @@ std::string without_compression(const std::string& path) {
 }
 
 struct TextReader::Impl {
-  explicit Impl(InputFile f) : file(std::move(f)), input(kInputBytes) {}
+  Impl(std::unique_ptr<File> f, std::string p)
+      : file(std::move(f)), path(std::move(p)), input(kInputBytes) {}
   ~Impl() { archive_read_free(stream); }
   Impl(const Impl&) = delete;
   Impl& operator=(const Impl&) = delete;
 
-  Result<size_t> read_raw(void* out, size_t bytes) {
-    ASSIGN_OR_RETURN(const size_t got, file.read(out, bytes));
-    hash.add(out, got);
-    done += got;
-    return got;
+  Result<size_t> read_raw(std::span<char> out) {
+    out = out.first(std::min<uint64_t>(out.size(), size - done));
+    RETURN_IF_ERROR(file->read_at(done, std::as_writable_bytes(out)));
+    hash.add(out.data(), out.size());
+    done += out.size();
+    return out.size();
   }
   // For libarchive.
   static la_ssize_t next_input(archive*, void* impl, const void** out) {
     auto& m = *static_cast<Impl*>(impl);
-    const auto got = m.read_raw(m.input.data(), m.input.size());
+    const auto got = m.read_raw(m.input);
     m.failed = got.status();
     *out = m.input.data();
     return got.ok() ? static_cast<la_ssize_t>(*got) : -1;
@@ -144,20 +143,20 @@ struct TextReader::Impl {
   Status error() const {
     if (!failed.ok()) return failed;
     const char* why = archive_error_string(stream);
-    const std::string text = fmt::format("{}: cannot be decompressed: {}",
-                                         file.path(), why ? why : "damaged");
+    const std::string text = fmt::format("{}: cannot be decompressed: {}", path,
+                                         why ? why : "damaged");
     return archive_errno(stream) == ENOMEM ? exhausted(text) : corrupt(text);
   }
   Result<size_t> gunzip_to(std::span<char> out) {
     auto got = gunzip->read(out, [this]() -> Result<std::span<char>> {
-      ASSIGN_OR_RETURN(const size_t n, read_raw(input.data(), input.size()));
+      ASSIGN_OR_RETURN(const size_t n, read_raw(input));
       return std::span(input).first(n);
     });
     const Code code = got.status().code();
     if (got.ok() || (code != Code::kCorrupt && code != Code::kExhausted))
       return got;
-    return Status(code, fmt::format("{}: cannot be decompressed: {}",
-                                    file.path(), got.status().message()));
+    return Status(code, fmt::format("{}: cannot be decompressed: {}", path,
+                                    got.status().message()));
   }
   // libarchive takes what follows the end of a stream, and is no other one, as
   // the end.
@@ -166,7 +165,7 @@ struct TextReader::Impl {
     if (!compressed || used == size) return ok_status();
     return corrupt(fmt::format(
         "{}: cannot be decompressed: {} bytes after byte {} are no part of it",
-        file.path(), size - used, used));
+        path, size - used, used));
   }
   Status start() {
     stream = archive_read_new();
@@ -187,7 +186,8 @@ struct TextReader::Impl {
     return ok_status();
   }
 
-  InputFile file;
+  const std::unique_ptr<File> file;
+  const std::string path;
   uint64_t size = 0;
   uint64_t done = 0;
   Xxh3Stream hash;
@@ -204,7 +204,7 @@ TextReader::TextReader(TextReader&&) noexcept = default;
 TextReader& TextReader::operator=(TextReader&&) noexcept = default;
 TextReader::~TextReader() = default;
 bool TextReader::compressed() const { return impl_->compressed; }
-const std::string& TextReader::path() const { return impl_->file.path(); }
+const std::string& TextReader::path() const { return impl_->path; }
 uint64_t TextReader::file_bytes() const { return impl_->size; }
 uint64_t TextReader::bytes_done() const { return impl_->done; }
 std::string TextReader::file_hash() const {
@@ -212,14 +212,15 @@ std::string TextReader::file_hash() const {
 }
 
 Result<TextReader> TextReader::open(const std::string& path, bool raw) {
-  ASSIGN_OR_RETURN(InputFile file, InputFile::open(path));
-  auto impl = std::make_unique<Impl>(std::move(file));
-  ASSIGN_OR_RETURN(impl->size, impl->file.size());
+  ASSIGN_OR_RETURN(auto file, posix_file_system()->open(path));
+  auto impl = std::make_unique<Impl>(std::move(file), path);
+  ASSIGN_OR_RETURN(impl->size, impl->file->size());
   if (raw || impl->size == 0) return TextReader(std::move(impl));
-  RETURN_IF_ERROR(check_is_text(impl->file));
-  char first[2] = {};
-  if (::pread(impl->file.fd(), first, sizeof(first), 0) == 2 &&
-      std::string_view(first, 2) == "\x1f\x8b") {
+  std::string first(std::min<uint64_t>(impl->size, 4), '\0');
+  RETURN_IF_ERROR(
+      impl->file->read_at(0, std::as_writable_bytes(std::span(first))));
+  RETURN_IF_ERROR(check_is_text(path, first));
+  if (first.starts_with("\x1f\x8b")) {
     impl->gunzip.emplace();
     impl->compressed = true;
     return TextReader(std::move(impl));
@@ -234,7 +235,7 @@ Result<TextReader> TextReader::open(const std::string& path, bool raw) {
 Result<size_t> TextReader::read(std::span<char> out) {
   Impl& m = *impl_;
   if (m.gunzip) return m.gunzip_to(out);
-  if (m.stream == nullptr) return m.read_raw(out.data(), out.size());
+  if (m.stream == nullptr) return m.read_raw(out);
   if (out.empty() || m.empty) return size_t{0};
   const la_ssize_t got = archive_read_data(m.stream, out.data(), out.size());
   if (got < 0) return m.error();

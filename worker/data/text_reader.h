@@ -15,7 +15,6 @@
 #include <vector>
 
 #include "proto/base/status.h"
-#include "worker/data/input_file.h"
 #include "worker/data/token_shard.h"
 
 namespace remesh::data {

@@ -80,22 +80,6 @@ Status decode(const Options& o) {
   return ok_status();
 }
 
-Status read_text(TextReader& reader, const std::string& field,
-                 BlockSplitter& splitter) {
-  const auto progress = [](uint64_t) {};
-  if (!is_json_lines(reader.path()))
-    return split_text(reader, false, splitter, progress).status();
-  return for_each_line(
-      reader,
-      [&](std::string_view line, const std::string& place) -> Status {
-        ASSIGN_OR_RETURN(const std::string text,
-                         text_field(line, field, place));
-        RETURN_IF_ERROR(splitter.feed(text, /*separators=*/false));
-        return splitter.end_file();
-      },
-      progress);
-}
-
 Status train(const Options& o) {
   const auto fs = posix_file_system();
   if (!o.overwrite && fs->exists(o.out))
@@ -108,7 +92,8 @@ Status train(const Options& o) {
   });
   for (const std::string& path : o.inputs) {
     ASSIGN_OR_RETURN(TextReader reader, TextReader::open(path));
-    RETURN_IF_ERROR(read_text(reader, o.field, splitter));
+    RETURN_IF_ERROR(
+        split_documents(reader, o.field, splitter, [](uint64_t) {}).status());
   }
   RETURN_IF_ERROR(splitter.finish());
   ASSIGN_OR_RETURN(const std::string json, trainer.finish());

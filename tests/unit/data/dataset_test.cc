@@ -291,7 +291,7 @@ TEST_F(DatasetTest, BadInputIsAClearErrorAndLeavesNoFolder) {
   says(options("tiny"), "too little for a validation split");
   PrepareOptions o = options("x");
   o.inputs = {dir_ / "none.txt"};
-  says(o, "none.txt: no such file");
+  says(o, "none.txt: No such file");
   o = options(words(10'000));
   o.tokenizer = "byte";
   says(o, "tokenizer 'byte': no such file: expected bytes");
