@@ -354,8 +354,10 @@ Result<OpenedJob> open_job(const JobSource& source, const std::string& run_dir,
 namespace {
 
 // Another data set may be given, or the same folder prepared again: the samples
-// would not be those that the training left off with.
-Status check_data(FileSystem& fs, const pb::Job& job, const std::string& run) {
+// would not be those that the training left off with. Before the first
+// checkpoint only the journal knows which that was.
+Status check_data(FileSystem& fs, const pb::Job& job, const std::string& run,
+                  const std::string& journaled) {
   const Result<data::Index> read = data::read_index(job.data().path());
   if (!read.ok() && read.status().code() != Code::kCorrupt)
     return ok_status();  // reported by those who open it
@@ -364,14 +366,14 @@ Status check_data(FileSystem& fs, const pb::Job& job, const std::string& run) {
       const auto found,
       manifest::scan(fs, checkpoints_path(run, job.checkpoint().folder())));
   const manifest::Found* newest = manifest::choose_newest_valid(found);
-  if (newest == nullptr || newest->manifest.data_id() == given.data_id)
+  const std::string& id = newest ? newest->manifest.data_id() : journaled;
+  if (id == given.data_id || (newest == nullptr && id.empty()))
     return ok_status();
   return invalid_argument(fmt::format(
       "data.path: {} is not the data set that this run was trained on ({}, "
       "but {} has {}); give the folder of that one (--set data.path=...), or "
       "start a new run with another --run-dir",
-      job.data().path(), given.data_id, newest->path,
-      newest->manifest.data_id()));
+      job.data().path(), given.data_id, newest ? newest->path : run, id));
 }
 
 }  // namespace
@@ -431,7 +433,9 @@ Result<JobChange> check_job(FileSystem& fs, const Continuation& with,
                     run, join(forbidden, "\n  ")));
   const NewestState newest = newest_state(fs, run, job, journal);
   RETURN_IF_ERROR(check_steps(job, run, newest));
-  RETURN_IF_ERROR(check_data(fs, job, run));
+  const bool trained = newest.step > 0 && journal != nullptr;
+  RETURN_IF_ERROR(
+      check_data(fs, job, run, trained ? journal->assignment().data_id() : ""));
   // Ranks report a model that is missing: it need not be on this host.
   if (const Status base = base_fingerprint(fs, job).status();
       base.code() == Code::kCorrupt)

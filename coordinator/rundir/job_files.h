@@ -89,9 +89,10 @@ struct Continuation {
 };
 // Whether the run directory may continue so. InvalidArgument, naming every key,
 // if job.toml was edited by hand, if the run is another training, is known to
-// have finished more steps, or has a checkpoint that was trained on another
-// data set; Corrupt if the journal is that of another run, or the model that
-// its adapters are added to is here and has other weights.
+// have finished more steps, or was trained on another data set, by its newest
+// checkpoint or else the journal; Corrupt if the journal is that of another
+// run, or the model that its adapters are added to is here and has other
+// weights.
 // `journal`: of the run; null if it has none.
 Result<JobChange> check_job(FileSystem& fs, const Continuation& with,
                             const std::string& run, const pb::Durable* journal);

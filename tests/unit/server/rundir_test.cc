@@ -916,7 +916,7 @@ TEST_F(RunDirTest, AFolderWithOtherFilesIsRefused) {
             std::string::npos);
 }
 
-TEST_F(RunDirTest, AnotherDataSetThanThatOfTheCheckpointsIsRefused) {
+TEST_F(RunDirTest, AnotherDataSetThanWasTrainedOnIsRefused) {
   const auto fs = posix_file_system();
   const auto data_set = [&](const std::string& name, char content) {
     fs::create_directories(dir_ + "/" + name);
@@ -931,13 +931,24 @@ TEST_F(RunDirTest, AnotherDataSetThanThatOfTheCheckpointsIsRefused) {
   };
   const std::string first = data_set("first", 'x');
   const std::string second = data_set("second", 'y');
+  pb::Durable journal;
   const auto check = [&](const std::string& name) {
     pb::Job j = job();
     j.mutable_data()->set_path(dir_ + "/" + name);
-    return check_job(*fs, {j}, dir_, nullptr).status();
+    return check_job(*fs, {j}, dir_, &journal).status();
   };
   ASSERT_TRUE(write_job(*fs, job(), dir_).ok());
+  journal.mutable_assignment()->set_data_id(first);
   EXPECT_TRUE(check("second").ok()) << "nothing was trained yet";
+  pb::StepMetrics trained;
+  trained.set_step(5);
+  trained.set_loss(2);
+  put(metrics_path(dir_), metrics_line(trained) + "\n");
+  EXPECT_TRUE(check("first").ok()) << check("first").message();
+  EXPECT_EQ(check("second").code(), Code::kInvalidArgument)
+      << "the state is in memory alone";
+  journal.mutable_assignment()->clear_data_id();
+  EXPECT_TRUE(check("second").ok()) << "the coordinator never saw the data";
   pb::Manifest m;
   m.set_format(manifest::kFormat);
   m.set_step(10);
