@@ -23,25 +23,27 @@ Status check_data(const data::Dataset& here, const std::string& id,
 
 }  // namespace
 
-// Collective: every rank reads the data, and at first the weights, that rank 0
-// reads.
+// Collective: every rank reads the data and the frozen weights, and at first
+// the initial ones, that rank 0 reads.
 Status Trainer::check_inputs() {
   std::array<char, 256> first{};
   const std::string& id = batches_->dataset().data_id();
-  CHECK(id.size() + init_fingerprint_.size() + 2 < first.size());
+  const std::string& mine =
+      engine_->base() != nullptr ? base_fingerprint_ : init_fingerprint_;
+  CHECK(id.size() + mine.size() + 2 < first.size());
   if (world_->rank() == 0) {
     id.copy(first.data(), id.size());
-    init_fingerprint_.copy(&first.at(id.size() + 1), init_fingerprint_.size());
+    mine.copy(&first.at(id.size() + 1), mine.size());
   }
   world_->broadcast(std::as_writable_bytes(std::span(first)), 0);
   const std::string data(first.data());
   const std::string weights(&first.at(data.size() + 1));
   RETURN_IF_ERROR(check_data(batches_->dataset(), data, "rank 0"));
-  if (weights == init_fingerprint_) return ok_status();
+  if (weights == mine) return ok_status();
   return unavailable(fmt::format(
       "model.init_from: {} on this host has the weights {}, that of rank 0 {}; "
       "put the same ones there",
-      jobfile::init_path(job_.model()), init_fingerprint_, weights));
+      jobfile::init_path(job_.model()), mine, weights));
 }
 
 Status Trainer::open_data(int dp_index) {

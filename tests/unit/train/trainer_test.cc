@@ -3,6 +3,7 @@
 #include <cmath>
 #include <filesystem>
 #include <fstream>
+#include <iterator>
 
 #include "checkpoint/manifest/scan.h"
 #include "proto/base/exit_code.h"
@@ -199,6 +200,29 @@ TEST_F(TrainerTest, RefusesADataSetWithMoreTokensThanTheModel) {
   const Ended e = run(s);
   EXPECT_EQ(e.code, kExitFailed);
   EXPECT_NE(e.board.error.find("model.vocab_size: 100"), std::string::npos);
+}
+
+// The coordinator did not see the model, so the job has no fingerprint of it.
+TEST_F(TrainerTest, RanksWithDifferentFrozenModelsDoNotTrain) {
+  std::vector<pb::RankSpec> ranks;
+  for (const std::string& seed : std::vector<std::string>{"1", "2"}) {
+    ASSERT_EQ(run(spec({"train.steps=2", "train.seed=" + seed,
+                        "checkpoint.folder=model" + seed}))
+                  .code,
+              0)
+        << output();
+    ranks.push_back(
+        spec({"train.steps=2", "lora.rank=2",
+              "model.init_from=" + dir_ + "/model" + seed + "/step-00000002"},
+             2));
+  }
+  EXPECT_EQ(run_mpi({ranks[0], ranks[0]}), 0) << output();
+  std::filesystem::remove_all(dir_ + "/checkpoints");
+  EXPECT_NE(run_mpi(ranks), 0) << output();
+  std::ifstream log(dir_ + "/rank-1.log");
+  const std::string text{std::istreambuf_iterator<char>(log), {}};
+  EXPECT_NE(text.find("on this host has the weights"), std::string::npos)
+      << text;
 }
 
 TEST_F(TrainerTest, ManyRanksTrainAsOneDoes) {
