@@ -82,7 +82,12 @@ Plan make_plan(const Recovery::Decision& decision, const ClusterView& view,
 
 void add_past_steps(const std::vector<pb::StepMetrics>& recent,
                     pb::Assignment* a) {
+  // Their losses say nothing of what is a spike on these data.
+  const pb::Job& job = a->job();
+  const int64_t on_other_data =
+      -(job.data().sequence_offset() / job.train().global_batch_size());
   for (const pb::StepMetrics& m : recent) {
+    if (m.step() <= on_other_data) continue;
     pb::Assignment::PastStep* step = a->add_past_steps();
     step->set_loss(m.loss());
     if (m.skipped()) step->set_skipped(true);

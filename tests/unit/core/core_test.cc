@@ -8,6 +8,7 @@
 #include <set>
 #include <vector>
 
+#include "coordinator/core/assignment.h"
 #include "coordinator/core/coordinator.h"
 #include "proto/base/exit_code.h"
 #include "tests/testing/seed.h"
@@ -326,6 +327,26 @@ TEST(PastSteps, OfAGenerationAreThoseOfItsSource) {
     }
     w.fail(65);  // the source does not load
     w.pass(40'000);
+  }
+}
+
+TEST(PastSteps, AreThoseOnTheDataOfTheJob) {
+  std::vector<pb::StepMetrics> recent(3);
+  for (int i = 0; i < 3; ++i) {
+    recent[static_cast<size_t>(i)].set_step(i + 1);
+    recent[static_cast<size_t>(i)].set_loss(11 + i);
+  }
+  // A fork after step 3, and after step 2, and a run that begins with other
+  // sequences than the first.
+  for (const auto& [offset, known] : {std::pair{-12, 0}, {-8, 1}, {8, 3}}) {
+    pb::Assignment a;
+    a.mutable_job()->mutable_train()->set_global_batch_size(4);
+    a.mutable_job()->mutable_data()->set_sequence_offset(offset);
+    add_past_steps(recent, &a);
+    ASSERT_EQ(a.past_steps_size(), known) << offset;
+    if (known > 0) {
+      EXPECT_EQ(a.past_steps(known - 1).loss(), 13);
+    }
   }
 }
 
