@@ -23,8 +23,6 @@ constexpr int64_t kVersion = 1;
 // Keeps sums of tokens from overflowing.
 constexpr int64_t kMaxCount = int64_t{1} << 53;
 
-constexpr uint64_t kMaxIndexBytes = uint64_t{64} << 20;
-
 // Reads in well under a second from a local disk.
 constexpr uint64_t kMaxHashedBytes = uint64_t{256} << 20;
 
@@ -199,7 +197,8 @@ std::string data_id_of(const Index& index) {
 
 std::string index_to_json(const Index& index) {
   Json inputs = Json::array();
-  for (const InputEntry& i : index.inputs)
+  const size_t listed = std::min(index.inputs.size(), kMostInputs);
+  for (const InputEntry& i : std::span(index.inputs).first(listed))
     inputs.push_back(
         {{"file", i.file}, {"bytes", i.bytes}, {"xxh128", i.xxh128}});
   Json members = Json::array();

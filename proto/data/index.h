@@ -16,6 +16,9 @@ namespace remesh::data {
 
 inline constexpr char kIndexName[] = "dataset.json";
 inline constexpr size_t kMostMembers = 16;  // of a mixture
+// Inputs that dataset.json lists: the first ones. source_id covers all.
+inline constexpr size_t kMostInputs = 10'000;
+inline constexpr uint64_t kMaxIndexBytes = uint64_t{64} << 20;
 
 struct ShardEntry {
   std::string file;  // name in the folder of the data set

@@ -1,6 +1,7 @@
 #include "worker/data/out_dir.h"
 
 #include <fcntl.h>
+#include <fmt/format.h>
 #include <sys/file.h>
 #include <unistd.h>
 
@@ -55,7 +56,14 @@ Status OutDir::list(std::vector<std::string>& own,
 Status OutDir::commit(const Index& index,
                       const std::vector<SplitWriter*>& splits) {
   const std::string path = path_ + "/" + kIndexName;
-  Status wrote = write_file(fs_, path + kPartial, index_to_json(index));
+  const std::string text = index_to_json(index);
+  if (text.size() > kMaxIndexBytes)
+    return invalid_argument(fmt::format(
+        "{}: would have {} bytes, of at most {}: it lists {} shards; give "
+        "larger --shard-tokens",
+        path, text.size(), kMaxIndexBytes,
+        index.train.size() + index.val.size()));
+  Status wrote = write_file(fs_, path + kPartial, text);
   if (!wrote.ok()) {
     (void)fs_.remove(path + kPartial).ok();
     return wrote;

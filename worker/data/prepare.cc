@@ -168,10 +168,10 @@ Result<std::optional<PrepareSummary>> check_existing(const PrepareOptions& o,
         "or use --overwrite to add the data set to these files",
         out.path(), foreign[0]));
   if (!out.has_index()) return std::optional<PrepareSummary>();
-  auto text =
-      read_file(out.fs(), out.path() + "/" + kIndexName, uint64_t{64} << 20);
-  if (!text.ok()) return text.status();
-  const auto index = parse_index(*text, out.path() + "/" + kIndexName);
+  const std::string path = out.path() + "/" + kIndexName;
+  const auto text = read_file(out.fs(), path, kMaxIndexBytes);
+  const Result<Index> index =
+      text.ok() ? parse_index(*text, path) : text.status();
   Status why = index.status();
   if (index.ok()) {
     ASSIGN_OR_RETURN(const std::vector<InputEntry> inputs,

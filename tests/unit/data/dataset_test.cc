@@ -7,6 +7,7 @@
 
 #include "proto/data/index.h"
 #include "tests/unit/data/data_test_util.h"
+#include "worker/data/out_dir.h"
 #include "worker/data/prepare.h"
 #include "worker/data/token_shard.h"
 #include "worker/tokenizer/tokenizer.h"
@@ -436,6 +437,34 @@ TEST_F(DatasetTest, AFailedOverwriteLeavesTheOldDataSet) {
   EXPECT_EQ(names_in(o.out_dir), before);
 }
 
+TEST_F(DatasetTest, AnIndexThatCannotBeReadIsReplaced) {
+  PrepareOptions o = options(words(50'000));
+  make(o);
+  fs::resize_file(dir_ / "out/dataset.json", kMaxIndexBytes + 1);
+  const Status refused = prepare(o, *posix_file_system()).status();
+  EXPECT_EQ(refused.code(), Code::kAlreadyExists);
+  EXPECT_NE(refused.message().find("67108865 bytes"), std::string::npos)
+      << refused.message();
+  o.overwrite = true;
+  make(o);
+  EXPECT_EQ(open_problem(), "");
+}
+
+TEST_F(DatasetTest, AnIndexThatCouldNotBeReadIsNotWritten) {
+  PrepareOptions o = options(words(50'000));
+  make(o);
+  const auto before = names_in(o.out_dir);
+  Index index;
+  index.train.resize(kMaxIndexBytes / 4000 + 1,
+                     {.file = std::string(4000, 'x'), .tokens = 1});
+  const auto files = posix_file_system();
+  const auto out = OutDir::open(*files, o.out_dir);
+  ASSERT_TRUE(out.ok()) << out.status().to_string();
+  EXPECT_EQ((*out)->commit(index, {}).code(), Code::kInvalidArgument);
+  EXPECT_EQ(names_in(o.out_dir), before);
+  EXPECT_EQ(open_problem(), "");
+}
+
 TEST_F(DatasetTest, ForeignFilesAreNeverTouched) {
   PrepareOptions o = options(words(50'000));
   fs::create_directories(o.out_dir);
@@ -582,6 +611,10 @@ TEST(Index, ComesBackFromJsonTheSameAndItsIdCoversTheShards) {
   says("\"vocab_size\": 257", "\"vocab_size\": \"257\"", "vocab_size");
   says("\"vocab_size\": 257,", "", "vocab_size: is missing");
   says("{", "", "not JSON");
+  index.inputs.assign(600'000, {"/x/y.txt", 99, hash});
+  const std::string many = index_to_json(index);
+  EXPECT_LT(many.size(), kMaxIndexBytes / 16);
+  EXPECT_EQ(parse_index(many, "i")->inputs.size(), kMostInputs);
 }
 
 TEST(Corpus, TheShippedTextMakesADataSet) {
