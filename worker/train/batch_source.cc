@@ -8,6 +8,14 @@
 #include "parallel/geometry/batch.h"
 
 namespace remesh::train {
+namespace {
+
+// Microbatches: fills a pipeline, and is read in a moment.
+constexpr int64_t kRound = 32;
+
+int64_t divide_up(int64_t n, int64_t by) { return (n + by - 1) / by; }
+
+}  // namespace
 
 Result<BatchSource> BatchSource::make(data::Dataset dataset,
                                       const BatchOptions& o) {
@@ -33,7 +41,7 @@ Result<BatchSource> BatchSource::make(data::Dataset dataset,
   std::vector<size_t> with_windows;
   for (size_t m = 0; m < val_windows.size(); ++m) {
     const int64_t wanted =
-        (o.eval_sequences + validated - 1) / std::max<int64_t>(1, validated);
+        divide_up(o.eval_sequences, std::max<int64_t>(1, validated));
     source->eval_windows.push_back(
         data::validation_windows(val_windows[m], wanted));
     if (!source->eval_windows.back().empty()) with_windows.push_back(m);
@@ -69,16 +77,25 @@ Result<std::span<const model::MicroBatch>> BatchSource::step(int64_t step) {
   return std::span<const model::MicroBatch>(batch_->microbatches);
 }
 
+int64_t BatchSource::validation_rounds(size_t member) const {
+  const BatchOptions& o = source_->options;
+  const auto n = static_cast<int64_t>(source_->eval_windows[member].size());
+  const int64_t microbatches = divide_up(n, o.local_batch);
+  return divide_up(geometry::even_share(microbatches, o.dp, 0).size(), kRound);
+}
+
 Result<std::span<const model::MicroBatch>> BatchSource::validation(
-    size_t member) {
+    size_t member, int64_t round) {
   const BatchOptions& o = source_->options;
   const std::vector<int64_t>& all = source_->eval_windows[member];
   const auto n = static_cast<int64_t>(all.size());
   const int64_t each = o.local_batch;
   const geometry::MicrobatchRange mine =
-      geometry::even_share((n + each - 1) / each, o.dp, o.dp_index);
-  const auto begin = static_cast<size_t>(std::min(n, mine.begin * each));
-  const auto end = static_cast<size_t>(std::min(n, mine.end * each));
+      geometry::even_share(divide_up(n, each), o.dp, o.dp_index);
+  const int64_t first = std::min(mine.end, mine.begin + round * kRound);
+  const int64_t last = std::min(mine.end, first + kRound);
+  const auto begin = static_cast<size_t>(std::min(n, first * each));
+  const auto end = static_cast<size_t>(std::min(n, last * each));
   std::vector<Window> windows;
   for (size_t i = begin; i < end; ++i)
     windows.push_back({&source_->dataset.members()[member].val, all[i]});

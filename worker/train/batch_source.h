@@ -53,9 +53,13 @@ class BatchSource {
   // The members of the data set that are validated, each by an equal part of
   // eval_sequences or all that it has; none: no validation.
   const std::vector<size_t>& validated() const { return validated_; }
-  // This rank's microbatches of the validation of a member, the same each time.
-  // The last one of all ranks may be smaller.
-  Result<std::span<const model::MicroBatch>> validation(size_t member);
+  // The validation of a member is read in so many rounds, on every rank alike,
+  // to hold few sequences at a time.
+  int64_t validation_rounds(size_t member) const;
+  // This rank's microbatches of a round, the same each time; possibly none. The
+  // last one of all ranks may be smaller.
+  Result<std::span<const model::MicroBatch>> validation(size_t member,
+                                                        int64_t round);
 
  private:
   struct Source {

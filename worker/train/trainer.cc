@@ -229,8 +229,13 @@ Status Trainer::validate(board::StepRecord* record) {
   double sum = 0, weights = 0;
   for (const size_t m : batches_->validated()) {
     const data::Member& member = batches_->dataset().members()[m];
-    ASSIGN_OR_RETURN(auto microbatches, batches_->validation(m));
-    ASSIGN_OR_RETURN(const auto evaluated, engine_->evaluate(microbatches));
+    engine::Evaluation evaluated;
+    for (int64_t r = 0; r < batches_->validation_rounds(m); ++r) {
+      ASSIGN_OR_RETURN(auto microbatches, batches_->validation(m, r));
+      ASSIGN_OR_RETURN(const auto part, engine_->evaluate(microbatches));
+      evaluated.loss_sum += part.loss_sum;
+      evaluated.targets += part.targets;
+    }
     // With a loss mask, the windows may have no target.
     const double loss = evaluated.targets > 0
                             ? evaluated.loss_sum / evaluated.targets

@@ -110,7 +110,7 @@ TEST_F(BatchOrderTest, TheRanksTogetherReadTheList) {
       std::vector<Sequence> got;
       for (int64_t step = 0; step < kSteps; ++step)
         for (BatchSource& r : ranks) append(r.step(step).value(), &got);
-      for (BatchSource& r : ranks) append(r.validation(0).value(), &got);
+      for (BatchSource& r : ranks) append(r.validation(0, 0).value(), &got);
       EXPECT_EQ(got, want) << "seed " << seed << ", dp" << dp;
     }
   }
@@ -156,7 +156,41 @@ TEST_F(BatchOrderTest, AMixtureIsReadInItsOrder) {
       for (BatchSource& r : ranks) append(r.step(step).value(), &got);
     ASSERT_EQ(ranks[0].validated().size(), 3U);
     for (const size_t member : ranks[0].validated())
-      for (BatchSource& r : ranks) append(r.validation(member).value(), &got);
+      for (BatchSource& r : ranks)
+        append(r.validation(member, 0).value(), &got);
+    EXPECT_EQ(got, want) << "dp" << dp;
+  }
+}
+
+// However much text is held out, little of it is in memory at a time.
+TEST_F(BatchOrderTest, AValidationIsReadInRoundsOnAllRanksAlike) {
+  const auto make = [&](int64_t local_batch, int dp, int dp_index) {
+    return BatchSource::make(data::Dataset::open(dir_ + "/data").value(),
+                             {.seq_len = 8,
+                              .global_batch = 64,
+                              .local_batch = local_batch,
+                              .eval_sequences = 1'000'000,
+                              .dp = dp,
+                              .dp_index = dp_index})
+        .value();
+  };
+  BatchSource whole = make(64, 1, 0);
+  ASSERT_EQ(whole.validation_rounds(0), 1);
+  std::vector<Sequence> want;
+  append(whole.validation(0, 0).value(), &want);
+  for (const int dp : {1, 3, 5}) {
+    std::vector<Sequence> got;
+    for (int r = 0; r < dp; ++r) {
+      BatchSource rank = make(1, dp, r);
+      const int64_t rounds = rank.validation_rounds(0);
+      EXPECT_EQ(rounds, make(1, dp, 0).validation_rounds(0));
+      EXPECT_GT(rounds, 1);
+      for (int64_t round = 0; round < rounds; ++round) {
+        const auto part = rank.validation(0, round).value();
+        EXPECT_LE(part.size(), 32U);
+        append(part, &got);
+      }
+    }
     EXPECT_EQ(got, want) << "dp" << dp;
   }
 }
@@ -183,7 +217,7 @@ TEST_F(BatchOrderTest, DocumentsBeginAfterTheTokenThatEndsAText) {
     };
     for (int64_t step = 0; step < kSteps; ++step)
       check(source.step(step).value());
-    check(source.validation(0).value());
+    check(source.validation(0, 0).value());
   }
   EXPECT_GT(found, 0);
 }
