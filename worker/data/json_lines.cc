@@ -21,7 +21,8 @@ bool is_blank(std::string_view line) {
 
 bool is_json_lines(const std::string& path) {
   const std::string name = without_compression(path);
-  return name.ends_with(".jsonl") || name.ends_with(".ndjson");
+  return name.ends_with(".jsonl") || name.ends_with(".ndjson") ||
+         name.ends_with(".json");
 }
 
 Status for_each_line(TextReader& reader, const LineSink& take,
@@ -65,7 +66,9 @@ Result<std::string> text_field(std::string_view line, const std::string& field,
         fmt::format("{}: nested more than {} deep", place, kMaxJsonDepth));
   const auto v = nlohmann::json::parse(line, nullptr, /*exceptions=*/false);
   if (!v.is_object())
-    return corrupt(place + ": is no JSON object of UTF-8 text");
+    return corrupt(place +
+                   ": is no JSON object of UTF-8 text; JSON is read one object "
+                   "a line, as jq -c . or, of a list, jq -c '.[]' prints it");
   const auto at = v.find(field);
   if (at == v.end() || !at->is_string())
     return corrupt(

@@ -14,7 +14,7 @@ namespace remesh::data {
 // How deep values of a line may be nested: tools have schemas in schemas.
 inline constexpr int kMaxJsonDepth = 256;
 
-// Whether a file is one by its name: .jsonl or .ndjson, also compressed.
+// Whether a file is one by its name: .jsonl, .ndjson or .json, also compressed.
 bool is_json_lines(const std::string& path);
 
 // Gives each line that is not blank to `take`, with its place, "FILE:LINE", for

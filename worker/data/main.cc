@@ -151,7 +151,7 @@ void add_prepare(CLI::App& app, int* code) {
       "prepare", "Convert text files to a data set of token shards");
   c->add_option(
        "INPUT,--input", o->inputs,
-       "Files, folders or patterns: text or JSON lines (.jsonl), plain "
+       "Files, folders or patterns: text or JSON lines (.jsonl, .json), plain "
        "or gzip, xz, zst or bz2; read in this order")
       ->required();
   c->add_option("--out", o->out_dir, "Folder of the data set")->required();

@@ -102,17 +102,31 @@ class Progress {
   uint64_t total_ = 0;
 };
 
+// Of a file of another kind, or without the field, it fails: before hours of
+// work, not after them.
+Status check_first_line(const PrepareOptions& o, TextReader& reader) {
+  const Status first = for_each_line(
+      reader,
+      [&](std::string_view line, const std::string& place) {
+        const Status text = text_field(line, o.field, place).status();
+        return text.ok() ? cancelled("read no more") : text;
+      },
+      [](uint64_t) {});
+  return first.code() == Code::kCancelled ? ok_status() : first;
+}
+
 // Fails on a file that cannot be one.
 Result<std::vector<Input>> check_inputs(const PrepareOptions& o) {
   std::vector<Input> out;
   for (const std::string& path : o.inputs) {
-    ASSIGN_OR_RETURN(const TextReader reader,
-                     TextReader::open(path, o.raw_bytes));
+    ASSIGN_OR_RETURN(TextReader reader, TextReader::open(path, o.raw_bytes));
     if (reader.file_bytes() == 0)
       return invalid_argument(path + ": empty file");
+    if (!o.raw_bytes && !o.chat && is_json_lines(path))
+      RETURN_IF_ERROR(check_first_line(o, reader));
     if (o.chat && !is_json_lines(path))
       return invalid_argument(
-          path + ": --chat reads files of JSON lines, named .jsonl");
+          path + ": --chat reads files of JSON lines, named .jsonl or .json");
     out.push_back({path, reader.file_bytes(), reader.compressed()});
   }
   return out;

@@ -30,7 +30,6 @@ constexpr OtherFormat kOtherFormats[] = {
     {"PK\x03\x04", ".zip", "a zip archive: unpack it first"},
     {"", ".tar", "a tar archive: unpack it first"},
     {"PAR1", ".parquet", "Parquet: extract its text column first"},
-    {"", ".json", "JSON: write one object a line first (jq -c '.[]' FILE)"},
 };
 
 Status check_is_text(const std::string& path, std::string_view bytes) {

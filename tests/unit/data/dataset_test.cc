@@ -215,12 +215,30 @@ TEST_F(DatasetTest, JsonLinesAreDocuments) {
   make(o);
   const auto lines = Dataset::open(dir_ / "lines");
   EXPECT_EQ(Dataset::open(dir_ / "out")->data_id(), lines->data_id());
-  o.field = "text";
-  o.out_dir = dir_ / "other";
-  const auto made = prepare(o, *posix_file_system());
-  ASSERT_FALSE(made.ok());
-  EXPECT_NE(made.status().message().find("in.jsonl:1: has no text in field"),
-            std::string::npos);
+  // As Common Crawl's are named.
+  o.inputs = {
+      dir_.write("in.json.gz", compressed(read_all(o.inputs[0]), "gzip"))};
+  o.out_dir = dir_ / "json";
+  make(o);
+  EXPECT_EQ(Dataset::open(dir_ / "json")->data_id(), lines->data_id());
+}
+
+TEST_F(DatasetTest, JsonWithoutTheTextIsFoundBeforeAnythingIsRead) {
+  PrepareOptions o = options(words(100'000));
+  const auto says = [&](const std::string& name, const std::string& text,
+                        const std::string& what) {
+    o.inputs.resize(1);
+    o.inputs.push_back(dir_.write(name, text));
+    int calls = 0;
+    const auto made =
+        prepare(o, *posix_file_system(), [&](uint64_t, uint64_t) { ++calls; });
+    EXPECT_NE(made.status().message().find(name + what), std::string::npos)
+        << made.status().message();
+    EXPECT_EQ(calls, 0);
+  };
+  says("a.jsonl", "{\"body\": \"a\"}\n", ":1: has no text in field");
+  says("b.json", "\n[{\"text\": \"a\"}]\n", ":2: is no JSON object");
+  says("c.json", "{\n  \"text\": \"a\"\n}\n", ":1: is no JSON object");
 }
 
 // A line with messages of a user and an assistant, in turns.
