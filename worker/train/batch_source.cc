@@ -51,7 +51,8 @@ Result<BatchSource> BatchSource::make(data::Dataset dataset,
   return out;
 }
 
-void BatchSource::read_step(const Source& source, int64_t step, Batch* out) {
+void BatchSource::read_step(const Source& source, int64_t step,
+                            const std::stop_token& stop, Batch* out) {
   const BatchOptions& o = source.options;
   const geometry::MicrobatchRange mine = geometry::share_of(
       o.global_batch / o.local_batch, o.shares, o.dp, o.dp_index);
@@ -61,18 +62,18 @@ void BatchSource::read_step(const Source& source, int64_t step, Batch* out) {
     const data::Sampler::Sequence s = source.sampler.at(step, i);
     windows.push_back({&source.dataset.members()[s.source].train, s.window});
   }
-  out->status = read(o, windows, out);
+  out->status = read(o, windows, stop, out);
   out->step = step;
 }
 
 Result<std::span<const model::MicroBatch>> BatchSource::step(int64_t step) {
   if (reading_.valid()) reading_.get();
-  if (next_->step != step) read_step(*source_, step, next_.get());
+  if (next_->step != step) read_step(*source_, step, {}, next_.get());
   std::swap(batch_, next_);
-  reading_ = std::async(std::launch::async,
-                        [source = source_.get(), step, next = next_.get()] {
-                          read_step(*source, step + 1, next);
-                        });
+  reading_ = std::async(
+      std::launch::async,
+      [source = source_.get(), step, next = next_.get(),
+       stop = stop_.get_token()] { read_step(*source, step + 1, stop, next); });
   RETURN_IF_ERROR(batch_->status);
   return std::span<const model::MicroBatch>(batch_->microbatches);
 }
@@ -100,12 +101,13 @@ Result<std::span<const model::MicroBatch>> BatchSource::validation(
   for (size_t i = begin; i < end; ++i)
     windows.push_back({&source_->dataset.members()[member].val, all[i]});
   batch_->step = -1;
-  RETURN_IF_ERROR(read(o, windows, batch_.get()));
+  RETURN_IF_ERROR(read(o, windows, {}, batch_.get()));
   return std::span<const model::MicroBatch>(batch_->microbatches);
 }
 
 Status BatchSource::read(const BatchOptions& o,
-                         const std::vector<Window>& windows, Batch* out) {
+                         const std::vector<Window>& windows,
+                         const std::stop_token& stop, Batch* out) {
   const auto T = static_cast<size_t>(o.seq_len);
   const auto each = static_cast<size_t>(o.local_batch);
   out->tokens.resize(windows.size() * T);
@@ -115,6 +117,8 @@ Status BatchSource::read(const BatchOptions& o,
   std::vector<size_t> ends;  // in document_starts, by window
   std::vector<int64_t> starts;
   for (size_t w = 0; w < windows.size(); ++w) {
+    if (stop.stop_requested()) return cancelled("nobody waits for the batch");
+    if (o.before_sequence) o.before_sequence();
     RETURN_IF_ERROR(windows[w].split->read_window(
         windows[w].number, o.seq_len, std::span(out->tokens).subspan(w * T, T),
         std::span(out->targets).subspan(w * T, T), &starts));

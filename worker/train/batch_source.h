@@ -9,13 +9,16 @@
 // is not in memory holds up no step.
 //
 // Ownership: owns the data set and the arrays; a returned span is valid until
-// the next call. Threads: one, and its own.
+// the next call. Threads: one, and its own, for which the destructor waits
+// until it has read the sequence at hand.
 #pragma once
 
 #include <cstdint>
+#include <functional>
 #include <future>
 #include <memory>
 #include <span>
+#include <stop_token>
 #include <utility>
 #include <vector>
 
@@ -38,6 +41,8 @@ struct BatchOptions {
   geometry::Shares shares;    // of a step's microbatches
   int dp = 1;
   int dp_index = 0;
+  // For tests: called before a sequence is read, in either thread.
+  std::function<void()> before_sequence;
 };
 
 class BatchSource {
@@ -45,6 +50,9 @@ class BatchSource {
   // Fails if the data set has no complete sequence or the sizes do not match.
   static Result<BatchSource> make(data::Dataset dataset,
                                   const BatchOptions& options);
+  BatchSource(BatchSource&&) = default;
+  BatchSource& operator=(BatchSource&&) = default;
+  ~BatchSource() { stop_.request_stop(); }
 
   const data::Dataset& dataset() const { return source_->dataset; }
   // This rank's microbatches of step `step`, counted from 0; possibly none.
@@ -81,15 +89,18 @@ class BatchSource {
   };
   explicit BatchSource(std::unique_ptr<const Source> source)
       : source_(std::move(source)) {}
-  static void read_step(const Source& source, int64_t step, Batch* out);
+  static void read_step(const Source& source, int64_t step,
+                        const std::stop_token& stop, Batch* out);
   // Reads windows as microbatches of at most local_batch sequences.
   static Status read(const BatchOptions& options,
-                     const std::vector<Window>& windows, Batch* out);
+                     const std::vector<Window>& windows,
+                     const std::stop_token& stop, Batch* out);
 
   std::unique_ptr<const Source> source_;
   std::vector<size_t> validated_;
   std::unique_ptr<Batch> batch_ = std::make_unique<Batch>();
   std::unique_ptr<Batch> next_ = std::make_unique<Batch>();
+  std::stop_source stop_;      // of reading_
   std::future<void> reading_;  // into next_; destroyed first, at its end
 };
 

@@ -3,9 +3,12 @@
 #include <gtest/gtest.h>
 
 #include <array>
+#include <atomic>
+#include <chrono>
 #include <cstdio>
 #include <fstream>
 #include <sstream>
+#include <thread>
 #include <tuple>
 
 #include "parallel/comm/mesh.h"
@@ -193,6 +196,28 @@ TEST_F(BatchOrderTest, AValidationIsReadInRoundsOnAllRanksAlike) {
     }
     EXPECT_EQ(got, want) << "dp" << dp;
   }
+}
+
+TEST_F(BatchOrderTest, ASourceThatEndsDoesNotReadItsNextStep) {
+  constexpr int64_t kMany = 1000;
+  std::atomic<int64_t> begun = 0;
+  {
+    BatchSource source =
+        BatchSource::make(
+            data::Dataset::open(dir_ + "/data").value(),
+            {.seq_len = kSeqLen,
+             .global_batch = kMany,
+             .local_batch = kMany,
+             .before_sequence =
+                 [&] {
+                   if (begun++ >= kMany)  // of the next step
+                     std::this_thread::sleep_for(std::chrono::milliseconds(1));
+                 }})
+            .value();
+    ASSERT_TRUE(source.step(0).ok());
+  }
+  EXPECT_GE(begun.load(), kMany);
+  EXPECT_LT(begun.load(), 2 * kMany);
 }
 
 TEST_F(BatchOrderTest, DocumentsBeginAfterTheTokenThatEndsAText) {
