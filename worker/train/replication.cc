@@ -174,6 +174,7 @@ void Replication::start() {
   const StateSegment::Committed& c = home_.committed();
   step_ = c.info.step;
   under_way_ = true;
+  told_ = false;
   for (auto& m : mapped_) m->start(c.info.step, c.info.generation);
   if (messages_ != nullptr) messages_->start(c);
   if (local_ != nullptr) local_->start(c);
@@ -210,7 +211,15 @@ Status Replication::finish(const std::function<void()>& tick) {
     if (now == before) std::this_thread::yield();
     before = now;
   }
-  return status();
+  return std::exchange(told_, true) ? ok_status() : status();
+}
+
+Status Replication::finish_newest(const std::function<void()>& tick) {
+  // Of an older state it does not matter whether it succeeds.
+  Status finished = finish(tick);
+  if (step_ == home_.committed().info.step) return finished;
+  start();
+  return finish(tick);
 }
 
 uint64_t Replication::bytes() const {

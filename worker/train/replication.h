@@ -56,8 +56,10 @@ class Replication {
   bool done() const { return !under_way_; }
   int64_t done_step() const { return done_step_; }
   // Polls until done, and calls `tick` after progress. Corrupt, naming the
-  // rank, if a replica is incomplete.
+  // rank, once after each start(), if a replica is incomplete.
   Status finish(const std::function<void()>& tick);
+  // The same for the newest state, on all ranks alike.
+  Status finish_newest(const std::function<void()>& tick);
 
   // Bytes of the segments kept here, without the rank's own.
   uint64_t bytes() const;
@@ -95,6 +97,7 @@ class Replication {
   std::vector<std::unique_ptr<exchange::MappedReplica>> mapped_;
   std::unique_ptr<exchange::LocalReplica> local_;
   bool under_way_ = false;
+  bool told_ = false;  // by finish(), the status of step_
   int64_t step_ = -1, done_step_ = -1;
 };
 

@@ -44,7 +44,7 @@ Status Trainer::train() {
   // All steps are done, but their state has been in memory only.
   if (engine_->step() >= steps &&
       assignment_.source().kind() == pb::Source::MEMORY) {
-    RETURN_IF_ERROR(replicate_last());
+    (void)replicate_last().ok();
     RETURN_IF_ERROR(save_last(/*last=*/true, /*must=*/false, stop));
   }
   while (!stop && engine_->step() < steps) {
@@ -336,8 +336,9 @@ Status Trainer::boundary(const engine::StepVotes& agreed, bool& stop) {
     checkpointer_->on_step(agreed, stops_here, rank_state());
   }
   if (!stops_here) return ok_status();
-  RETURN_IF_ERROR(replicate_last());
+  const Status replicated = replicate_last();
   if (!last && !stop_policy_.saves()) {
+    RETURN_IF_ERROR(replicated);
     checkpointer_->abandon_for_handoff();
     stop = true;
     return ok_status();
@@ -356,17 +357,15 @@ void Trainer::check_state_kept() {
   checkpointer_->set_lasting_error(kept.to_string());
 }
 
-// Completes the replicas of the last state before this rank stops.
+// Completes the replicas of the last state before this rank stops. If it saves
+// that state, a failure costs nothing.
 Status Trainer::replicate_last() {
   if (replication_ == nullptr) return ok_status();
-  const auto tick = [this] { board_.tick(); };
-  RETURN_IF_ERROR(replication_->finish(tick));
-  if (replication_->done_step() != engine_->step()) {
-    replication_->start();
-    RETURN_IF_ERROR(replication_->finish(tick));
-  }
+  Status finished = replication_->finish_newest([this] { board_.tick(); });
+  if (!finished.ok())
+    log_.warn("replica_failed", {{"error", finished.to_string()}});
   update_committed();
-  return ok_status();
+  return finished;
 }
 
 // Tries a few times, in case there is room again in a moment.

@@ -1,0 +1,115 @@
+// Two ranks that keep each other's state, and a message that arrives damaged.
+#include "worker/train/replication.h"
+
+#include <gtest/gtest.h>
+
+#include <algorithm>
+#include <array>
+#include <filesystem>
+#include <thread>
+
+#include "proto/base/check.h"
+#include "tests/testing/local_comm.h"
+#include "tests/unit/exchange/wrapped_comm.h"
+#include "tests/unit/memory/shm_dir.h"
+
+namespace remesh::train {
+namespace {
+
+// What a rank sends in its groups is damaged once, in the first piece.
+class DamagingWorld final : public exchange::WrappedComm {
+ public:
+  using WrappedComm::WrappedComm;
+  std::unique_ptr<comm::Comm> split(int color, int key) override {
+    group_ = inner_.split(color, key);
+    return std::make_unique<exchange::FlippingComm>(*group_, /*number=*/1);
+  }
+
+ private:
+  std::unique_ptr<comm::Comm> group_;
+};
+
+struct Outcome {
+  Status first, again, newest;
+  int64_t done_step = -1;
+};
+
+class ReplicationTest : public ::testing::Test {
+ protected:
+  pb::RankSpec spec_of(int rank) const {
+    pb::RankSpec s;
+    pb::Assignment& a = *s.mutable_assignment();
+    a.set_generation(1);
+    a.mutable_job()->mutable_elastic()->set_replicate_every(4);
+    a.mutable_job()->mutable_elastic()->set_replicas(1);
+    for (int r = 0; r < 2; ++r) {
+      const std::string worker(1, static_cast<char>('a' + r));
+      std::filesystem::create_directories(dir_ / worker);
+      if (r == rank) s.set_state_folder(dir_ / worker);
+      a.add_workers(worker);
+      a.add_hosts("host-" + worker);
+      pb::RankPlace& p = *a.add_ranks();
+      p.set_rank(r);
+      p.set_worker(worker);
+    }
+    s.set_state_job(42);
+    return s;
+  }
+
+  // Replicates step 4, and step 5 before it stops.
+  Outcome run(int rank, comm::Comm& world) const {
+    const pb::RankSpec spec = spec_of(rank);
+    StateHome home(table_, spec, rank);
+    const auto shard = geometry::make_rank_shard(table_, sharding_, rank);
+    CHECK(home.reserve(sharding_, shard->zero.state_elements()).ok());
+    const auto commit = [&](int64_t step) {
+      const geometry::StateView to = home.begin();
+      for (size_t v = 0; v < geometry::kNumStateVectors; ++v)
+        std::fill(to[v].begin(), to[v].end(), static_cast<float>(step));
+      home.commit(step);
+    };
+    commit(4);
+    const auto r = Replication::prepare(table_, spec, rank, home).value();
+    CHECK(r != nullptr && r->connect(world).ok());
+    r->start();
+    Outcome out;
+    out.first = r->finish([] {});
+    out.again = r->finish([] {});
+    commit(5);
+    out.newest = r->finish_newest([] {});
+    out.done_step = r->done_step();
+    return out;
+  }
+
+  const memory::ShmDir dir_;
+  const geometry::ParamTable table_ =
+      geometry::ParamTable::make({.dim = 8,
+                                  .n_layers = 2,
+                                  .n_heads = 2,
+                                  .n_kv_heads = 1,
+                                  .hidden_dim = 12,
+                                  .vocab_size = 11});
+  const geometry::Sharding sharding_ = {
+      .layout = {.dp = 2},
+      .bounds = geometry::stage_bounds(table_.config(), 1, 16).value(),
+      .zero = {.stage = 1}};
+};
+
+TEST_F(ReplicationTest, ADamagedReplicaIsToldOnceAndTheNewestIsMade) {
+  const auto comms = comm::make_local_comms(2);
+  DamagingWorld damaging(*comms[0]);
+  std::array<Outcome, 2> out;
+  std::thread sender([&] { out[0] = run(0, damaging); });
+  out[1] = run(1, *comms[1]);
+  sender.join();
+  EXPECT_TRUE(out[0].first.ok()) << out[0].first.to_string();
+  EXPECT_EQ(out[1].first.code(), Code::kCorrupt) << out[1].first.to_string();
+  for (const Outcome& o : out) {
+    EXPECT_TRUE(o.again.ok()) << o.again.to_string();
+    EXPECT_TRUE(o.newest.ok()) << o.newest.to_string();
+    EXPECT_EQ(o.done_step, 5);
+  }
+}
+
+}  // namespace
+}  // namespace remesh::train
