@@ -320,9 +320,8 @@ void Checkpointer::before_update(int64_t step) {
 void Checkpointer::abandon_for_handoff() {
   give_up_.store(true);
   if (plan_.phase() == SavePlan::Phase::kIdle) return;
-  log_.info("checkpoint_abandoned",
-            {{"checkpoint", plan_.saving_step()},
-             {"reason", "in-memory handoff; the next generation saves"}});
+  log_.info("checkpoint_abandoned", {{"checkpoint", plan_.saving_step()},
+                                     {"reason", "in-memory handoff"}});
 }
 
 void Checkpointer::start_commit(pb::Manifest manifest) {

@@ -15,8 +15,9 @@
 // it has not begun, because the file is not open yet, before_update() copies.
 //
 // At an in-memory handoff nothing is saved and a save in progress is abandoned.
-// The next generation saves at its first boundary (SavePlan), and its commit
-// removes the remains of this one.
+// If it was due by the interval, the next generation saves at its first
+// boundary (SavePlan); who asked for one asks again. The next commit removes
+// the remains.
 //
 // Threads: one owner thread, which alone communicates with other ranks. File
 // work runs in background threads, which never call MPI. Long work has low
