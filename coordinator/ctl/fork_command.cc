@@ -174,6 +174,10 @@ Status make_run(FileSystem& files, const std::string& from,
 }
 
 Result<int> fork_run(const ForkOptions& o) {
+  for (const std::string& s : o.set)
+    if (jobfile::override_key(s) == "data.sequence_offset")
+      return invalid_argument(
+          s + ": a fork derives it, so that each sequence is used once");
   RETURN_IF_ERROR(share_new_files(/*group=*/""));
   const auto files = posix_file_system();
   ASSIGN_OR_RETURN(const std::string run, rundir::find_run(o.run));

@@ -260,6 +260,7 @@ TEST_F(StartTest, AForkContinuesWithAnotherLearningRateBatchOrData) {
   };
   EXPECT_EQ(forked({"--set", "model.dim=32"}).exit.code, 2);
   EXPECT_EQ(forked({"--set", "train.steps=10"}).exit.code, 2);
+  EXPECT_EQ(forked({"--set", "data.sequence_offset=0"}).exit.code, 2);
   EXPECT_FALSE(std::filesystem::exists(fork));
   const auto trained = [&](const std::vector<std::string>& more) {
     const Finished made = forked(more);
