@@ -13,7 +13,7 @@
 
 namespace remesh::data {
 
-// Created if missing, locked, and unchanged on failure.
+// Created if missing, and locked.
 class OutDir {
  public:
   static Result<std::unique_ptr<OutDir>> open(FileSystem& fs,
@@ -30,7 +30,7 @@ class OutDir {
   Status list(std::vector<std::string>& own,
               std::vector<std::string>& foreign) const;
   // Renames the finished files into place, the index last, and removes what an
-  // earlier data set has left.
+  // earlier data set has left. If a rename fails, the folder has no data set.
   Status commit(const Index& index, const std::vector<SplitWriter*>& splits);
 
  private:

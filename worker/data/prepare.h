@@ -1,11 +1,11 @@
 // prepare: converts text files to a data set of token shards (dataset.h).
 //
-// It streams, using some 100 MiB of memory for any input size. Inputs are text
-// or JSON lines, plain or compressed (text_reader.h). In text a line
-// "<|endoftext|>" ends a document, as does the end of a file; of JSON lines
-// each is one. Each document is followed by the tokenizer's end-of-text token;
-// empty documents are skipped. Special tokens that are written out in a text
-// are encoded as any other text.
+// It streams, using some 100 MiB of memory for any input size, and a few times
+// the longest line of JSON. Inputs are text or JSON lines, plain or compressed
+// (text_reader.h). In text a line "<|endoftext|>" ends a document, as does the
+// end of a file; of JSON lines each is one. Each document is followed by the
+// tokenizer's end-of-text token; empty documents are skipped. Special tokens
+// that are written out in a text are encoded as any other text.
 //
 // Conversations (`chat`) become text by a chat template, whose special tokens
 // are encoded as such, and the loss counts the answers only. They are not
@@ -73,10 +73,10 @@ using PrepareProgress = std::function<void(uint64_t done, uint64_t total)>;
 // Fails, without changing out_dir, on an invalid option, a missing or empty
 // input, text that is not UTF-8 (naming file and byte offset), a damaged
 // compressed file, a line that is no JSON (naming file and line), too little
-// text for one of the splits, a full disk, or a
-// concurrent prepare in out_dir. Fails with AlreadyExists if out_dir has other
-// files; with `overwrite` a data set there is replaced, and other files are
-// never touched.
+// text for one of the splits, a disk without room for the new files, or a
+// concurrent prepare in out_dir. (Where they cannot be renamed, the old data
+// set is gone.) Fails with AlreadyExists if out_dir has other files; with
+// `overwrite` a data set there is replaced, and other files are never touched.
 // Writes through `fs`; reads the inputs directly.
 Result<PrepareSummary> prepare(const PrepareOptions& options, FileSystem& fs,
                                const PrepareProgress& progress = {});

@@ -160,7 +160,7 @@ Status Trainer::one_step(int64_t step, double lr, bool& stop) {
     record.digest = digest();
   }
   record.time = unix_seconds();
-  // The metrics of a finished step must be on the board.
+  // Before the commit: the metrics are on the board, or wait for room there.
   publish(record);
   published_step_ = step;
   update_committed();
@@ -297,8 +297,8 @@ void Trainer::poll_replica() {
   if (!replication_->done() && replication_->poll()) update_committed();
 }
 
-// A step is finished on this rank when its metrics are on the board and, if
-// every step is replicated, the replicas kept here are complete.
+// A step is finished on this rank when its metrics are published and, if every
+// step is replicated, the replicas kept here are complete.
 void Trainer::update_committed() {
   int64_t step = published_step_;
   if (replication_ != nullptr && !replication_->lags())

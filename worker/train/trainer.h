@@ -136,7 +136,7 @@ class Trainer {
   std::string base_fingerprint_;  // of the frozen model; "" without adapters
   std::string init_fingerprint_;  // of other weights to start from
   double flops_per_token_ = 0;
-  int64_t published_step_ = -1;  // newest step with metrics on the board
+  int64_t published_step_ = -1;  // newest step with published metrics
   int64_t committed_step_ = -1;  // newest step that the board has as finished
   std::vector<board::StepRecord> unpushed_;  // the step ring was full
   int64_t exec_ms_;

@@ -14,7 +14,8 @@ RankSample Launcher::sample(Rank& r, bool alive) {
   const auto stat = alive ? read_proc_stat(r.pid) : std::nullopt;
   // Take the snapshot before the steps. A rank pushes the metrics of a step
   // before it commits the step, so they are present for every step committed
-  // here.
+  // here, unless the ring was full: then they follow, and the coordinator
+  // waits.
   const board::Snapshot b = r.board->snapshot();
   for (const board::StepRecord& s : r.board->pop_steps())
     out.steps.push_back(board::to_metrics(s, generation_, mesh_));
