@@ -182,7 +182,7 @@ int64_t FailureDetector::hang_after_ms(const ClusterView& view) const {
 }
 
 // When one rank hangs, all ranks stall: any stalled rank starts the search for
-// the culprit.
+// the culprit, which has stalled for as long.
 std::optional<Failure> FailureDetector::find_hang(
     const ClusterView& view) const {
   const pb::Durable& d = view.durable;
@@ -209,6 +209,8 @@ std::optional<Failure> FailureDetector::find_hang(
   std::erase_if(ranks, [](const RankView& r) { return r.status->exited(); });
   const Stuck stuck = find_stuck(ranks);
   const RankView& r = ranks[stuck.rank];
+  // The others may wait for long, as for a rank that reads from a slow disk.
+  if (r.stalled_ms <= limit) return std::nullopt;
   Failure failure{.what = stuck_text(ranks, stuck), .step = r.status->step()};
   if (stuck.lost_message) {  // no rank is to blame
     failure.links = silent_links(ranks, stuck);

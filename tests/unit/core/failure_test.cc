@@ -116,6 +116,41 @@ TEST(FailureDetector, AHangNeedsProgressFirstAndFreshReports) {
   EXPECT_FALSE(f.find(3100)) << "progress was made";
 }
 
+// As when it receives a large state, or reads one from a slow disk.
+TEST(FailureDetector, ARankThatMakesProgressIsNotHungHoweverLongOthersWait) {
+  for (const bool in_messages : {false, true}) {
+    Fixture f;
+    f.detector.note_progress();
+    uint64_t seq = 0, progress = 0;
+    const auto pass = [&](int64_t from_ms, int64_t to_ms, bool moves) {
+      for (int64_t t = from_ms; t <= to_ms; t += 100) {
+        pb::Report a = running_report("a", ++seq, 0, 3, 5);
+        pb::RankStatus* waiting = a.mutable_ranks(0);
+        waiting->set_waits(true);
+        waiting->mutable_at()->set_group("world");
+        waiting->mutable_at()->set_number(9);
+        f.hear(a, t);
+        progress += moves ? 1 : 0;
+        pb::Report b = running_report("b", seq, 1, 3, progress);
+        if (in_messages) {
+          pb::RankStatus* moving = b.mutable_ranks(0);
+          moving->set_waits(true);
+          moving->mutable_at()->set_group("data");
+          moving->mutable_at()->set_number(1);
+          moving->mutable_at()->add_ranks(1);
+        }
+        f.hear(b, t);
+      }
+    };
+    pass(0, 5000, true);
+    EXPECT_FALSE(f.find(5000)) << in_messages;
+    pass(5100, 7200, false);
+    const auto failure = f.find(7200);
+    ASSERT_TRUE(failure) << in_messages;
+    EXPECT_EQ(failure->rank, in_messages ? -1 : 1);
+  }
+}
+
 FailureVerdict account_failure(const Failure& f, const pb::Elastic& e,
                                int64_t last_finished, pb::Durable* d,
                                Consequence c = Consequence::kNone) {
