@@ -349,8 +349,10 @@ Status run_exchange(comm::Comm& comm, const Plan& plan,
       copied += copy_local(local, sources, target);
       moved = true;
     }
-    if (options.tick) options.tick();
-    if (!moved) std::this_thread::yield();
+    if (!moved)
+      std::this_thread::yield();
+    else if (options.tick)
+      options.tick();
   }
   if (stats != nullptr)
     *stats = {.local_bytes = copied * static_cast<int64_t>(kNumStateVectors *

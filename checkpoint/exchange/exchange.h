@@ -17,7 +17,7 @@ namespace remesh::exchange {
 struct ExchangeOptions {
   int64_t staging_bytes = int64_t{16} << 20;
   int tag = 0;
-  // Called periodically in the calling thread; may be empty.
+  // Called on progress, in the calling thread; may be empty.
   std::function<void()> tick;
 };
 

@@ -231,6 +231,7 @@ TEST(Exchange, HoldersOfOneStateShareTheSending) {
 
 struct Outcome {
   std::vector<Status> status;
+  int ticks = 0;  // of process 0
   bool all(Code code) const {
     return std::all_of(status.begin(), status.end(),
                        [&](const Status& s) { return s.code() == code; });
@@ -260,9 +261,12 @@ Outcome run_small(
     State target(plan->elements);
     const auto i = static_cast<size_t>(p);
     const auto wrapped = p == 0 ? wrap(*comms[i]) : nullptr;
-    out.status[i] = run_exchange(
-        wrapped ? *wrapped : *comms[i], *plan, views, target.mut(),
-        p == 1 ? ready_of_1 : ok_status(), {.staging_bytes = 4000});
+    out.status[i] =
+        run_exchange(wrapped ? *wrapped : *comms[i], *plan, views, target.mut(),
+                     p == 1 ? ready_of_1 : ok_status(),
+                     {.staging_bytes = 4000, .tick = [&out, p] {
+                        if (p == 0) ++out.ticks;
+                      }});
   });
   return out;
 }
@@ -285,6 +289,22 @@ TEST(Exchange, AFlippedBitIsFound) {
                     ok_status(), 0)
                     .all(Code::kCorrupt))
         << number;
+}
+
+// Otherwise a dead link would look like progress, without end.
+TEST(Exchange, TicksOnProgressOnly) {
+  constexpr int kLooks = 10'000;
+  int messages = 0;
+  const Outcome o = run_small(
+      [&](comm::Comm& inner) {
+        return std::make_unique<DeadLinkComm>(inner, kLooks, &messages);
+      },
+      ok_status(), 0);
+  EXPECT_TRUE(o.all(Code::kOk));
+  EXPECT_GT(o.ticks, 0);
+  // Each begins and ends; and what is copied here.
+  EXPECT_LE(o.ticks, 2 * messages + 1);
+  EXPECT_LT(2 * messages + 1, kLooks / 4);
 }
 
 TEST(Exchange, InvalidPlansAreRefusedWithTheReason) {

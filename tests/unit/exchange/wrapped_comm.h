@@ -5,6 +5,7 @@
 #include <cstddef>
 #include <memory>
 #include <span>
+#include <utility>
 #include <vector>
 
 #include "parallel/comm/comm.h"
@@ -87,6 +88,40 @@ class FlippingComm final : public WrappedComm {
   const int number_;
   int sent_ = 0;
   std::vector<std::byte> copy_;
+};
+
+// Over a link that is dead for the first `looks` tests of messages.
+class DeadLinkComm final : public WrappedComm {
+ public:
+  DeadLinkComm(comm::Comm& inner, int looks, int* messages)
+      : WrappedComm(inner), looks_(looks), messages_(messages) {}
+  RequestPtr start_send(std::span<const std::byte> d, int to,
+                        int tag) override {
+    return over_link(inner_.start_send(d, to, tag));
+  }
+  RequestPtr start_recv(std::span<std::byte> d, int from, int tag) override {
+    return over_link(inner_.start_recv(d, from, tag));
+  }
+
+ private:
+  class Request final : public comm::Request {
+   public:
+    Request(RequestPtr inner, int* looks)
+        : inner_(std::move(inner)), looks_(looks) {}
+    void wait() override { inner_->wait(); }
+    bool test() override { return --*looks_ < 0 && inner_->test(); }
+
+   private:
+    const RequestPtr inner_;
+    int* const looks_;
+  };
+  RequestPtr over_link(RequestPtr inner) {
+    ++*messages_;
+    return std::make_unique<Request>(std::move(inner), &looks_);
+  }
+
+  int looks_;
+  int* const messages_;
 };
 
 }  // namespace remesh::exchange
