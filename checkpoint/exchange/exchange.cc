@@ -306,27 +306,25 @@ Status agree_to_begin(comm::Comm& comm, const Plan& plan, const Status& mine,
                       int64_t elements_per_message) {
   const auto digest = static_cast<int64_t>(
       plan.digest ^ static_cast<uint64_t>(elements_per_message));
-  std::array<int64_t, 3> facts = {static_cast<int64_t>(mine.code()), digest,
-                                  ~digest};
+  std::array<int64_t, 3> facts = {mine.ok() ? 0 : 1, digest, ~digest};
   comm.all_reduce(std::span<int64_t>(facts), comm::Op::kMax);
   if (!mine.ok()) return mine;
   if (facts[0] != 0)
-    return Status(static_cast<Code>(facts[0]),
-                  "exchange: another process could not begin");
+    return cancelled("exchange: another process could not begin");
   if (facts[1] != ~facts[2])
     return invalid_argument("exchange: the processes have different plans");
   return ok_status();
 }
 
-}  // namespace
-
-Status agree(comm::Comm& comm, const Status& mine, const char* what) {
-  auto code = static_cast<int64_t>(mine.code());
-  comm.all_reduce(std::span<int64_t>(&code, 1), comm::Op::kMax);
-  if (!mine.ok() || code == 0) return mine;
-  return Status(static_cast<Code>(code),
-                fmt::format("{}: another process failed", what));
+// At the end: nobody is done before all are.
+Status agree(comm::Comm& comm, const Status& mine) {
+  int64_t failed = mine.ok() ? 0 : 1;
+  comm.all_reduce(std::span<int64_t>(&failed, 1), comm::Op::kMax);
+  if (!mine.ok() || failed == 0) return mine;
+  return cancelled("exchange: another process failed");
 }
+
+}  // namespace
 
 Status run_exchange(comm::Comm& comm, const Plan& plan,
                     std::span<const ConstStateView> sources,
@@ -359,7 +357,7 @@ Status run_exchange(comm::Comm& comm, const Plan& plan,
                                                            sizeof(float)),
               .sent_bytes = send.bytes,
               .received_bytes = receive.bytes};
-  return agree(comm, receive.status, "exchange");
+  return agree(comm, receive.status);
 }
 
 }  // namespace remesh::exchange

@@ -31,17 +31,13 @@ struct ExchangeStats {
 // this process's preparation: if any process failed, none begins.
 //
 // Collective over all processes of the plan. If it fails on one process, it
-// fails on all: there with the error message, elsewhere with the same code.
-// Corrupt: a message's checksum is wrong; InvalidArgument: the plans differ.
+// fails on all: there with the reason, elsewhere with Cancelled. Corrupt: a
+// message's checksum is wrong; InvalidArgument, on all: the plans differ.
 // `target` is unspecified then; the sources are unchanged.
 Status run_exchange(comm::Comm& comm, const Plan& plan,
                     std::span<const geometry::ConstStateView> sources,
                     const geometry::StateView& target, const Status& ready,
                     const ExchangeOptions& options,
                     ExchangeStats* stats = nullptr);
-
-// Collective: ok when `mine` is ok on every process; else `mine` if it is not
-// ok, or "<what>: another process failed" with the largest code of all.
-Status agree(comm::Comm& comm, const Status& mine, const char* what);
 
 }  // namespace remesh::exchange

@@ -30,13 +30,6 @@ Result<pb::Manifest> read_manifest(FileSystem& fs, const std::string& path,
   return m;
 }
 
-// 0 if all ranks are ok, else the largest code of any rank.
-int worst_code(comm::Comm& comm, const Status& status) {
-  int64_t code = static_cast<int64_t>(status.code());
-  comm.all_reduce(std::span<int64_t>(&code, 1), comm::Op::kMax);
-  return static_cast<int>(code);
-}
-
 }  // namespace
 
 void fill_initial_weights(const geometry::RankShard& rank, uint64_t seed,
@@ -125,11 +118,10 @@ Result<pb::Manifest> load_checkpoint(FileSystem& inner, const std::string& path,
   Status status = m.status();
   if (m.ok())
     status = store::load(*fs, path, *m, table, pieces_to_load(rank), to);
-  const int worst = worst_code(mesh.world(), status);
+  int64_t failed = status.ok() ? 0 : 1;
+  mesh.world().all_reduce(std::span<int64_t>(&failed, 1), comm::Op::kMax);
   if (!status.ok()) return status;
-  if (worst != 0)
-    return Status(static_cast<Code>(worst),
-                  path + ": another rank could not load it");
+  if (failed != 0) return cancelled(path + ": another rank could not load it");
   for (const std::span<float> v : {to.weights, to.exp_avg, to.exp_avg_sq})
     exchange_parts(mesh.data(), rank, tick, v);
   return m;

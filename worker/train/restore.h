@@ -44,10 +44,11 @@ void exchange_parts(comm::Comm& data, const geometry::RankShard& rank,
 
 // Loads the checkpoint directory `path` into the vectors of this rank, `to`,
 // and returns its manifest.
-// Fails on all ranks if it fails on one: InvalidArgument if the checkpoint is
-// valid but belongs to another job (the message lists the differences) or step,
-// else the reason why it does not load. Collective over `mesh`. Calls `tick` on
-// progress, in the calling thread.
+// Fails on all ranks if it fails on one: there with InvalidArgument if the
+// checkpoint is valid but belongs to another job (the message lists the
+// differences) or step, else the reason why it does not load; elsewhere with
+// Cancelled. Collective over `mesh`. Calls `tick` on progress, in the calling
+// thread.
 Result<pb::Manifest> load_checkpoint(FileSystem& fs, const std::string& path,
                                      int64_t step,
                                      const manifest::JobFacts& job,

@@ -75,6 +75,7 @@ class Trainer {
   Status restore();
   Status restore_state();
   Status restore_memory();
+  Status fail_to_load(ExitCode code, Status status);
   Status begin_replicas();
   void make_checkpointer();
   Status train();

@@ -5,7 +5,6 @@
 #include <thread>
 #include <utility>
 
-#include "checkpoint/exchange/exchange.h"
 #include "checkpoint/store/store.h"
 #include "parallel/geometry/model_work.h"
 #include "parallel/jobfile/jobfile.h"
@@ -350,14 +349,24 @@ Status Trainer::restore_state() {
                                  *mesh_, tick, engine_->rank_shard(),
                                  engine_->begin_state());
   if (!m.ok())
-    return fail(m.status().code() == Code::kInvalidArgument ? kExitFailed
-                                                            : kExitBadSource,
-                m.status());
+    return fail_to_load(m.status().code() == Code::kInvalidArgument
+                            ? kExitFailed
+                            : kExitBadSource,
+                        m.status());
   if (home_ != nullptr) home_->set_position(m->step(), m->tokens());
   engine_->commit_state(m->step());
   first_generation_ = source.has_made_by() ? source.made_by() : m->generation();
   first_tokens_ = m->tokens();
   return ok_status();
+}
+
+// All ranks have tried, so those that failed end with the reason. The others
+// wait in a collective that these do not join, until their workers end them: a
+// rank that ended first would be taken for the cause.
+Status Trainer::fail_to_load(ExitCode code, Status status) {
+  if (status.code() != Code::kCancelled) return fail(code, std::move(status));
+  world_->barrier();
+  return fail(kExitWorld, std::move(status));
 }
 
 Status Trainer::restore_memory() {
@@ -366,7 +375,7 @@ Status Trainer::restore_memory() {
                 not_found("the source is a state in shared memory, and this "
                           "worker keeps none"));
   if (Status s = home_->restore(*world_, [this] { board_.tick(); }); !s.ok())
-    return fail(kExitBadSource, std::move(s));
+    return fail_to_load(kExitBadSource, std::move(s));
   engine_->set_step(home_->source()->step());
   const pb::Source& source = assignment_.source();
   first_generation_ =
@@ -379,7 +388,7 @@ Status Trainer::restore_memory() {
 // states may be overwritten.
 Status Trainer::begin_replicas() {
   if (home_ == nullptr) return ok_status();
-  RETURN_IF_ERROR(exchange::agree(*world_, ok_status(), "restore"));
+  world_->barrier();
   if (Status s = home_->complete(); !s.ok())
     return fail(*home_->exit_code(), std::move(s));
   if (replication_ == nullptr) return ok_status();

@@ -142,6 +142,43 @@ TEST(Restore, WhatOneMeshSavesAnyOtherLoads) {
   }
 }
 
+// As if its host did not have the folder, or another job.
+TEST(Restore, OnlyARankThatCannotLoadHasTheReason) {
+  const auto fs = posix_file_system();
+  const testing::TempDir root;
+  const ModelConfig config = huggingface::small_model();
+  const ParamTable table = ParamTable::make(config);
+  Rank whole = make_rank(table, {.bounds = {0, config.n_layers}}, 0);
+  ASSERT_TRUE(store::write_shard(*fs, root.path(), {.step = 3, .generation = 1},
+                                 0, table, pieces_to_save(whole.shard),
+                                 whole.state())
+                  .ok());
+  pb::Manifest m;
+  m.set_step(3);
+  m.set_generation(1);
+  *m.mutable_model() = manifest::model_info(config);
+  const auto done = store::commit(*fs, root.path(), m, 1, table, {});
+  ASSERT_TRUE(done.ok()) << done.status().to_string();
+  const Sharding to{.layout = {.dp = 3}, .bounds = {0, config.n_layers}};
+  for (const Code code : {Code::kNotFound, Code::kInvalidArgument}) {
+    std::vector<Status> status(3);
+    on_all_ranks(to, [&](int r, comm::Mesh& mesh) {
+      Rank rank = make_rank(table, to, r);
+      const bool lacks = r == 1 && code == Code::kNotFound;
+      const bool differs = r == 1 && code == Code::kInvalidArgument;
+      status[static_cast<size_t>(r)] =
+          load_checkpoint(
+              *fs, lacks ? root.path() + "/none" : done->path, 3,
+              {.model = config, .seed = differs ? 9U : 0U}, mesh, [] {},
+              rank.shard, rank.state())
+              .status();
+    });
+    EXPECT_EQ(status[1].code(), code) << status[1].to_string();
+    for (const size_t r : {0U, 2U})
+      EXPECT_EQ(status[r].code(), Code::kCancelled) << status[r].to_string();
+  }
+}
+
 void check_fresh_weights(uint32_t seed) {
   SCOPED_TRACE(seed);
   std::mt19937 random(seed);

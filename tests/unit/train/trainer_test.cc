@@ -179,6 +179,20 @@ TEST_F(TrainerTest, ABadSourceIsNamed) {
       << e.board.error;
 }
 
+// Whoever else says so is taken for a host that cannot load it, too.
+TEST_F(TrainerTest, OnlyARankThatCannotLoadSaysSo) {
+  pb::RankSpec s = spec({"train.steps=2"}, 2);
+  ASSERT_EQ(run_mpi(s, 2), 0) << output();
+  from_checkpoint(s, checkpoint(2), 2);
+  pb::RankSpec other = s;
+  other.mutable_assignment()->mutable_job()->mutable_train()->set_seed(9);
+  EXPECT_EQ(run_mpi({s, other}), kExitFailed) << output();
+  EXPECT_EQ(output().find("another rank"), std::string::npos) << output();
+  std::ifstream log(dir_ + "/rank-1.log");
+  const std::string text((std::istreambuf_iterator<char>(log)), {});
+  EXPECT_NE(text.find("train.seed"), std::string::npos) << text;
+}
+
 TEST_F(TrainerTest, RefusesAWorldThatIsNotItsMesh) {
   pb::RankSpec s = spec({}, 2);
   s.set_rank(0);
