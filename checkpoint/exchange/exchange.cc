@@ -35,9 +35,9 @@ class Cursor {
   explicit Cursor(std::span<const Copy> copies) : copies_(copies) {}
   bool done() const { return at_ == copies_.size(); }
   // Advances by at most n elements and calls f(copy, from, to, length) for each
-  // run of elements that is consecutive on both sides. Returns the distance.
+  // run of elements that is consecutive on both sides.
   template <typename F>
-  int64_t advance(int64_t n, const F& f) {
+  void advance(int64_t n, const F& f) {
     int64_t left = n;
     while (left > 0 && !done()) {
       const Copy& c = copies_[at_];
@@ -55,7 +55,6 @@ class Cursor {
         ++at_;
       }
     }
-    return n - left;
   }
 
  private:
@@ -183,7 +182,6 @@ class SendLane final : public Lane {
         comm_(comm),
         tag_(tag),
         sources_(sources) {}
-  int64_t bytes = 0;
 
  private:
   void start(Message& m) override {
@@ -200,7 +198,6 @@ class SendLane final : public Lane {
         });
     m.slot->set_header(
         {.checksum = m.slot->checksum(m.elements, m.index), .index = m.index});
-    bytes += static_cast<int64_t>(m.slot->message(m.elements).size());
     m.slot->request =
         comm_.start_send(m.slot->message(m.elements), m.stream->peer, tag_);
   }
@@ -220,7 +217,6 @@ class ReceiveLane final : public Lane {
         comm_(comm),
         tag_(tag),
         target_(target) {}
-  int64_t bytes = 0;
   Status status;
 
  private:
@@ -229,7 +225,6 @@ class ReceiveLane final : public Lane {
         comm_.start_recv(m.slot->message(m.elements), m.stream->peer, tag_);
   }
   void finish(Message& m) override {
-    bytes += static_cast<int64_t>(m.slot->message(m.elements).size());
     const MessageHeader h = m.slot->header();
     if (status.ok() && (h.index != m.index ||
                         h.checksum != m.slot->checksum(m.elements, m.index)))
@@ -256,9 +251,9 @@ class ReceiveLane final : public Lane {
 };
 
 // Makes one piece of the local copies.
-int64_t copy_local(Cursor& cursor, std::span<const ConstStateView> sources,
-                   const StateView& target) {
-  return cursor.advance(
+void copy_local(Cursor& cursor, std::span<const ConstStateView> sources,
+                const StateView& target) {
+  cursor.advance(
       kLocalPiece, [&](const Copy& c, int64_t from, int64_t to, int64_t n) {
         const ConstStateView& s = sources[static_cast<size_t>(c.source)];
         for (size_t v = 0; v < kNumStateVectors; ++v)
@@ -329,7 +324,7 @@ Status agree(comm::Comm& comm, const Status& mine) {
 Status run_exchange(comm::Comm& comm, const Plan& plan,
                     std::span<const ConstStateView> sources,
                     const StateView& target, const Status& ready,
-                    const ExchangeOptions& options, ExchangeStats* stats) {
+                    const ExchangeOptions& options) {
   const int64_t message_bytes = options.staging_bytes / (2 * kWindow);
   const int64_t elements_per_message = std::max<int64_t>(
       1, (message_bytes - static_cast<int64_t>(sizeof(MessageHeader))) /
@@ -339,12 +334,11 @@ Status run_exchange(comm::Comm& comm, const Plan& plan,
   SendLane send(comm, options.tag, plan, sources, elements_per_message);
   ReceiveLane receive(comm, options.tag, plan, target, elements_per_message);
   Cursor local(plan.local);
-  int64_t copied = 0;
   while (!send.done() || !receive.done() || !local.done()) {
     bool moved = send.poll();
     moved = receive.poll() || moved;
     if (!local.done()) {
-      copied += copy_local(local, sources, target);
+      copy_local(local, sources, target);
       moved = true;
     }
     if (!moved)
@@ -352,11 +346,6 @@ Status run_exchange(comm::Comm& comm, const Plan& plan,
     else if (options.tick)
       options.tick();
   }
-  if (stats != nullptr)
-    *stats = {.local_bytes = copied * static_cast<int64_t>(kNumStateVectors *
-                                                           sizeof(float)),
-              .sent_bytes = send.bytes,
-              .received_bytes = receive.bytes};
   return agree(comm, receive.status);
 }
 

@@ -21,10 +21,6 @@ struct ExchangeOptions {
   std::function<void()> tick;
 };
 
-struct ExchangeStats {
-  int64_t local_bytes = 0, sent_bytes = 0, received_bytes = 0;
-};
-
 // Fills `target`, the vectors of this process's new rank (unused if it has none
 // or reuses a state). `sources` are the states by the plan's index; only those
 // of this host that the plan reads need to be set. `ready` is the result of
@@ -37,7 +33,6 @@ struct ExchangeStats {
 Status run_exchange(comm::Comm& comm, const Plan& plan,
                     std::span<const geometry::ConstStateView> sources,
                     const geometry::StateView& target, const Status& ready,
-                    const ExchangeOptions& options,
-                    ExchangeStats* stats = nullptr);
+                    const ExchangeOptions& options);
 
 }  // namespace remesh::exchange

@@ -32,7 +32,8 @@ struct Source {
 };
 
 // Process i is rank i of the exchange's Comm. The first world() of them are the
-// ranks of the new mesh; the others only send (those of a leaving worker).
+// ranks of the new mesh; further ones, of which the trainer has none, only
+// send.
 struct Process {
   int host = 0;
   int worker = 0;
