@@ -11,14 +11,6 @@ namespace {
 
 using geometry::ParamTable;
 
-// The directory that holds `path`.
-std::string parent(std::string path) {
-  while (path.size() > 1 && path.back() == '/') path.pop_back();
-  const size_t slash = path.find_last_of('/');
-  if (slash == std::string::npos) return ".";
-  return slash == 0 ? "/" : path.substr(0, slash);
-}
-
 Status write_index(FileSystem& fs, const std::string& dir, pb::Manifest& m,
                    const ParamTable& table) {
   ASSIGN_OR_RETURN(const std::string bytes, index_bytes(m, table));
@@ -174,12 +166,14 @@ Status clean_up(FileSystem& fs, const std::string& folder, const SaveId& id,
 Status publish(FileSystem& fs, const std::string& folder,
                const std::string& tmp, const std::string& final_path,
                const SaveId& id) {
+  // The folder itself may be new. A user who may not read the one above it
+  // cannot sync that one.
+  const Status above = fs.sync_dir(parent_path(folder));
+  if (!above.ok() && above.code() != Code::kDenied) return above;
   if (fs.exists(final_path))
     RETURN_IF_ERROR(set_aside(fs, folder, id, id.step));
   RETURN_IF_ERROR(fs.rename(tmp, final_path));
-  RETURN_IF_ERROR(fs.sync_dir(folder));
-  // The folder itself may be new.
-  return fs.sync_dir(parent(folder));
+  return fs.sync_dir(folder);
 }
 
 }  // namespace

@@ -111,6 +111,31 @@ TEST_F(RetentionTest, WhatWasJustSavedStays) {
   EXPECT_EQ(steps(), (Numbers{11, 5}));
 }
 
+// As below a /scratch that only its owner may list.
+TEST_F(RetentionTest, AFolderWhoseParentCannotBeReadIsAsGoodAsAny) {
+  HookedFileSystem fs([&](const std::string& call, const std::string& path) {
+    return call == "sync_dir" && path == root_
+               ? Status(Code::kDenied, path + ": permission denied")
+               : ok_status();
+  });
+  for (const int64_t step : {1, 2}) {
+    const Status saved = save_step(fs, step, 1);
+    ASSERT_TRUE(saved.ok()) << saved.to_string();
+  }
+  EXPECT_EQ(steps(), Numbers{2});
+}
+
+// What is reported as not saved is not there.
+TEST_F(RetentionTest, AFolderThatCannotBeSyncedGetsNoCheckpoint) {
+  HookedFileSystem fs([&](const std::string& call, const std::string& path) {
+    return call == "sync_dir" && path == root_
+               ? unavailable(path + ": input/output error")
+               : ok_status();
+  });
+  EXPECT_EQ(save_step(fs, 1, 1).code(), Code::kUnavailable);
+  EXPECT_EQ(steps(), Numbers());
+}
+
 // A newer generation claims the folder while the last file is written.
 TEST_F(RetentionTest, AFencedGenerationPublishesNothing) {
   HookedFileSystem fs([&](const std::string& call, const std::string& path) {
