@@ -54,6 +54,23 @@ Status saved_by_newer(const std::string& path, int64_t newer, int64_t older) {
                   newer, older));
 }
 
+// Removes what was set aside. One of another branch that a user keeps gets
+// another name, because its own is taken. Of a checkpoint the shards go first
+// (remove_all), so that what is left of one cannot be taken for whole.
+Status remove_aside(FileSystem& fs, const std::string& folder, int64_t step,
+                    int64_t generation) {
+  const std::string old = path_join(folder, manifest::old_name(step));
+  if (!manifest::may_be_kept(fs, old)) return remove_all(fs, old);
+  const std::string kept =
+      path_join(folder, fmt::format("kept-{}-before-generation-{}",
+                                    manifest::step_name(step), generation));
+  if (fs.exists(kept)) return ok_status();
+  RETURN_IF_ERROR(fs.rename(old, kept));
+  return already_exists(
+      fmt::format("{}: is kept, and another one has its step now; it is in {}",
+                  manifest::step_name(step), kept));
+}
+
 // Renames a checkpoint atomically, so that it is out of the way and can be
 // removed file by file.
 //
@@ -66,7 +83,8 @@ Status set_aside(FileSystem& fs, const std::string& folder, const SaveId& id,
   const std::string path = path_join(folder, manifest::step_name(step));
   const std::string old = path_join(folder, manifest::old_name(step));
   RETURN_IF_ERROR(manifest::check_claim(fs, folder, id.generation));
-  RETURN_IF_ERROR(remove_all(fs, old));
+  const Status freed = remove_aside(fs, folder, step, id.generation);
+  if (!freed.ok() && freed.code() != Code::kAlreadyExists) return freed;
   RETURN_IF_ERROR(fs.rename(path, old));
   Status allowed = manifest::check_claim(fs, folder, id.generation);
   const auto m = manifest::read_checkpoint(fs, old);
@@ -78,32 +96,27 @@ Status set_aside(FileSystem& fs, const std::string& folder, const SaveId& id,
   return allowed;
 }
 
+// Whether a checkpoint with this status may be removed. One that cannot be read
+// now may be good, and a newer generation's is not ours.
+bool may_remove(const Status& status, int64_t saver, const SaveId& id) {
+  if (status.ok()) return saver <= id.generation;
+  return status.code() == Code::kCorrupt || status.code() == Code::kNotFound;
+}
+
 // The process that set this checkpoint aside may have died before it could put
 // it back. Whether it is one to keep is for retention to decide.
-bool put_back(FileSystem& fs, const std::string& folder, int64_t step,
-              const SaveId& id, const std::optional<manifest::Origin>& origin) {
+Status settle_aside(FileSystem& fs, const std::string& folder, int64_t step,
+                    const SaveId& id,
+                    const std::optional<manifest::Origin>& origin) {
   const std::string path = path_join(folder, manifest::step_name(step));
   const std::string old = path_join(folder, manifest::old_name(step));
   const auto m = manifest::read_checkpoint(fs, old);
-  return m.ok() && !fs.exists(path) &&
-         manifest::of_branch(origin, id.generation, step, m->generation()) &&
-         fs.rename(old, path).ok();
-}
-
-// Removes what was set aside. One of another branch that a user keeps gets
-// another name, because its own is taken.
-Status remove_aside(FileSystem& fs, const std::string& folder,
-                    const std::string& name, int64_t step, int64_t generation) {
-  const std::string old = path_join(folder, name);
-  if (!manifest::may_be_kept(fs, old)) return remove_all(fs, old);
-  const std::string kept =
-      path_join(folder, fmt::format("kept-{}-before-generation-{}",
-                                    manifest::step_name(step), generation));
-  if (fs.exists(kept)) return ok_status();
-  RETURN_IF_ERROR(fs.rename(old, kept));
-  return already_exists(
-      fmt::format("{}: is kept, and another one has its step now; it is in {}",
-                  manifest::step_name(step), kept));
+  const int64_t saver = m.ok() ? m->generation() : 0;
+  if (!may_remove(m.status(), saver, id)) return ok_status();
+  if (m.ok() && !fs.exists(path) &&
+      manifest::of_branch(origin, id.generation, step, saver))
+    return fs.rename(old, path);
+  return remove_aside(fs, folder, step, id.generation);
 }
 
 // Everything after the commit. Continues after a failure; returns the first.
@@ -121,21 +134,16 @@ Status clean_up(FileSystem& fs, const std::string& folder, const SaveId& id,
   const auto names = fs.list(folder);
   if (!names.ok()) return names.status();
   for (const std::string& name : *names)
-    if (const auto old = manifest::parse_old_name(name);
-        old && !put_back(fs, folder, *old, id, origin))
-      note(remove_aside(fs, folder, name, *old, id.generation));
+    if (const auto old = manifest::parse_old_name(name))
+      note(settle_aside(fs, folder, *old, id, origin));
   const auto found = manifest::scan(fs, folder);
   if (!note(found.status())) return first;
   std::vector<int64_t> valid, invalid;
   std::set<int64_t> kept;
   for (const manifest::Found& f : *found) {
     if (f.kept) kept.insert(f.step);
-    // One that cannot be read now may be good.
-    if (!f.status.ok() && f.status.code() != Code::kCorrupt &&
-        f.status.code() != Code::kNotFound)
-      continue;
-    const int64_t saver = f.status.ok() ? f.manifest.generation() : 0;
-    if (saver > id.generation) continue;
+    const int64_t saver = f.manifest.generation();
+    if (!may_remove(f.status, saver, id)) continue;
     const bool counts =
         f.status.ok() &&
         manifest::of_branch(origin, id.generation, f.step, saver);

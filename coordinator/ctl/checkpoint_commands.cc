@@ -291,6 +291,8 @@ Result<int> prune(const CheckpointOptions& o) {
   for (const int64_t step : gone) {
     const std::string path = path_join(folder, manifest::step_name(step));
     const std::string old = path_join(folder, manifest::old_name(step));
+    // One of that step was set aside before: the next save gives it a name.
+    if (manifest::may_be_kept(*files, old)) continue;
     if (!o.dry_run) {
       RETURN_IF_ERROR(remove_all(*files, old));
       RETURN_IF_ERROR(files->rename(path, old));

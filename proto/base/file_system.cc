@@ -217,8 +217,8 @@ Status remove_all(FileSystem& fs, const std::string& path) {
   if (removed.ok()) return removed;
   const auto names = fs.list(path);
   if (!names.ok()) return removed;  // not a directory
-  for (const std::string& name : *names)
-    RETURN_IF_ERROR(remove_all(fs, path_join(path, name)));
+  for (auto name = names->rbegin(); name != names->rend(); ++name)
+    RETURN_IF_ERROR(remove_all(fs, path_join(path, *name)));
   return fs.remove(path);
 }
 

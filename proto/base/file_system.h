@@ -128,7 +128,7 @@ Status write_file_atomically(FileSystem& fs, const std::string& path,
 Result<std::string> read_file(FileSystem& fs, const std::string& path,
                               uint64_t max_bytes);
 // A file, a link (not what it leads to), or a directory and everything below
-// it. Ok if there is nothing.
+// it, the last name first. Ok if there is nothing.
 Status remove_all(FileSystem& fs, const std::string& path);
 // 32 hex digits, as `xxhsum -H2` prints them.
 std::string xxh128_text(std::string_view bytes);

@@ -31,6 +31,13 @@ class RetentionTest : public testing::Test {
   std::string path_of(int64_t step) const {
     return path_join(folder_, manifest::step_name(step));
   }
+  std::string old_path(int64_t step) const {
+    return path_join(folder_, manifest::old_name(step));
+  }
+  // As a process does that is killed before it removes it, or puts it back.
+  void set_aside(int64_t step) {
+    ASSERT_TRUE(fs_->rename(path_of(step), old_path(step)).ok());
+  }
   Status save_step(FileSystem& fs, int64_t step, int64_t keep_latest_k) {
     return save(fs, folder_, {step, 1}, table_, state_, 1,
                 {.keep_latest_k = keep_latest_k})
@@ -102,6 +109,56 @@ TEST_F(RetentionTest, WhatCannotBeReadNowStays) {
   });
   ASSERT_TRUE(save_step(fs, 2, 3).ok());
   EXPECT_EQ(steps(), (Numbers{2, 1}));
+}
+
+// The same of one that was set aside, and cannot be read or put back now.
+TEST_F(RetentionTest, WhatWasSetAsideStaysUntilItIsKnown) {
+  for (const char* failing : {"open", "rename"}) {
+    SCOPED_TRACE(failing);
+    std::filesystem::remove_all(folder_);
+    ASSERT_TRUE(save_step(*fs_, 1, 3).ok());
+    set_aside(1);
+    HookedFileSystem fs([&](const std::string& call, const std::string& path) {
+      return call == failing && path.starts_with(old_path(1))
+                 ? unavailable(path + ": input/output error")
+                 : ok_status();
+    });
+    ASSERT_TRUE(save_step(fs, 2, 3).ok());
+    EXPECT_EQ(steps(), Numbers{2});
+    ASSERT_TRUE(save_step(*fs_, 3, 3).ok());
+    EXPECT_EQ(steps(), (Numbers{3, 2, 1}));
+  }
+}
+
+// Its step is saved again: it makes way, and stays.
+TEST_F(RetentionTest, WhatIsKeptStaysEvenIfItWasSetAside) {
+  ASSERT_TRUE(save_step(*fs_, 1, 1).ok());
+  keep(1);
+  set_aside(1);
+  ASSERT_TRUE(fs_->create_dirs(path_of(1)).ok());  // no checkpoint
+  ASSERT_TRUE(save_step(*fs_, 1, 1).ok());
+  EXPECT_TRUE(manifest::read_checkpoint(
+                  *fs_, folder_ + "/kept-step-00000001-before-generation-1")
+                  .ok());
+  EXPECT_EQ(steps(), Numbers{1});
+}
+
+// The process is killed while it removes one.
+TEST_F(RetentionTest, WhatIsLeftOfACheckpointIsNotPutBack) {
+  ASSERT_TRUE(save_step(*fs_, 1, 1).ok());
+  int removed = 0;
+  HookedFileSystem fs([&](const std::string& call, const std::string& path) {
+    return call == "remove" && path.starts_with(old_path(1) + "/") &&
+                   ++removed > 1
+               ? unavailable(path + ": input/output error")
+               : ok_status();
+  });
+  ASSERT_TRUE(save_step(fs, 2, 1).ok());
+  EXPECT_EQ(removed, 2);
+  ASSERT_TRUE(fs_->exists(old_path(1)));
+  ASSERT_TRUE(save_step(*fs_, 3, 3).ok());
+  EXPECT_EQ(steps(), (Numbers{3, 2}));
+  EXPECT_FALSE(fs_->exists(old_path(1)));
 }
 
 // The folder may hold larger steps, which the job went back from.
