@@ -124,18 +124,22 @@ Status clean_up(FileSystem& fs, const std::string& folder, const SaveId& id,
                 const Retention& retention,
                 const std::optional<manifest::Origin>& origin,
                 std::vector<int64_t>& removed) {
-  RETURN_IF_ERROR(manifest::check_claim(fs, folder, id.generation));
   Status first;
   const auto note = [&](const Status& s) {
     if (first.ok() && !s.ok()) first = s;
     return s.ok();
   };
-  note(remove_unfinished(fs, folder, id.generation));
+  Status unfinished = remove_unfinished(fs, folder, id.generation);
+  if (unfinished.code() == Code::kCancelled) return unfinished;
+  note(unfinished);
   const auto names = fs.list(folder);
   if (!names.ok()) return names.status();
-  for (const std::string& name : *names)
-    if (const auto old = manifest::parse_old_name(name))
-      note(settle_aside(fs, folder, *old, id, origin));
+  for (const std::string& name : *names) {
+    const auto old = manifest::parse_old_name(name);
+    if (!old) continue;
+    RETURN_IF_ERROR(manifest::check_claim(fs, folder, id.generation));
+    note(settle_aside(fs, folder, *old, id, origin));
+  }
   const auto found = manifest::scan(fs, folder);
   if (!note(found.status())) return first;
   std::vector<int64_t> valid, invalid;

@@ -204,6 +204,26 @@ TEST_F(RetentionTest, AFencedGenerationPublishesNothing) {
   EXPECT_EQ(steps(), Numbers());
 }
 
+// A newer generation claims it when this one has saved, and has begun to clean
+// up: what is set aside may be of its doing.
+TEST_F(RetentionTest, AFencedGenerationPutsNothingBack) {
+  ASSERT_TRUE(save_step(*fs_, 1, 3).ok());
+  set_aside(1);
+  bool published = false;
+  int lists = 0;
+  HookedFileSystem fs([&](const std::string& call, const std::string& path) {
+    if (call == "rename" && path.ends_with(".tmp-step-00000002.g1"))
+      published = true;
+    return published && call == "list" && path == folder_ && ++lists == 3
+               ? manifest::claim(*fs_, folder_, 2)
+               : ok_status();
+  });
+  ASSERT_TRUE(save_step(fs, 2, 3).ok());
+  EXPECT_GE(lists, 3);
+  EXPECT_EQ(steps(), Numbers{2});
+  EXPECT_TRUE(fs_->exists(old_path(1)));
+}
+
 TEST_F(RetentionTest, AnEarlierAttemptDoesNotVouchForAShard) {
   ASSERT_TRUE(write_shards(*fs_, folder_, first_, table_, state_, 1).ok());
   ASSERT_EQ(missing_shards(*fs_, folder_, first_, 1), std::vector<int>());
