@@ -96,34 +96,39 @@ Status set_aside(FileSystem& fs, const std::string& folder, const SaveId& id,
   return allowed;
 }
 
-// Whether a checkpoint with this status may be removed. One that cannot be read
-// now may be good, and a newer generation's is not ours.
-bool may_remove(const Status& status, int64_t saver, const SaveId& id) {
-  if (status.ok()) return saver <= id.generation;
+// Whether retention may remove the checkpoint `m`, which was read with that
+// status. One that cannot be read now may be good, and those of a newer
+// generation and of another run are theirs.
+bool may_remove(const Status& status, const pb::Manifest& m,
+                const pb::Manifest& saved) {
+  if (status.ok())
+    return m.generation() <= saved.generation() &&
+           manifest::check_run(m, saved.run_id()).ok();
   return status.code() == Code::kCorrupt || status.code() == Code::kNotFound;
 }
 
 // The process that set this checkpoint aside may have died before it could put
 // it back. Whether it is one to keep is for retention to decide.
 Status settle_aside(FileSystem& fs, const std::string& folder, int64_t step,
-                    const SaveId& id,
+                    const pb::Manifest& saved,
                     const std::optional<manifest::Origin>& origin) {
   const std::string path = path_join(folder, manifest::step_name(step));
   const std::string old = path_join(folder, manifest::old_name(step));
   const auto m = manifest::read_checkpoint(fs, old);
-  const int64_t saver = m.ok() ? m->generation() : 0;
-  if (!may_remove(m.status(), saver, id)) return ok_status();
+  if (!may_remove(m.status(), m.ok() ? *m : pb::Manifest(), saved))
+    return ok_status();
   if (m.ok() && !fs.exists(path) &&
-      manifest::of_branch(origin, id.generation, step, saver))
+      manifest::of_branch(origin, saved.generation(), step, m->generation()))
     return fs.rename(old, path);
-  return remove_aside(fs, folder, step, id.generation);
+  return remove_aside(fs, folder, step, saved.generation());
 }
 
 // Everything after the commit. Continues after a failure; returns the first.
-Status clean_up(FileSystem& fs, const std::string& folder, const SaveId& id,
-                const Retention& retention,
+Status clean_up(FileSystem& fs, const std::string& folder,
+                const pb::Manifest& saved, const Retention& retention,
                 const std::optional<manifest::Origin>& origin,
                 std::vector<int64_t>& removed) {
+  const SaveId id{.step = saved.step(), .generation = saved.generation()};
   Status first;
   const auto note = [&](const Status& s) {
     if (first.ok() && !s.ok()) first = s;
@@ -138,7 +143,7 @@ Status clean_up(FileSystem& fs, const std::string& folder, const SaveId& id,
     const auto old = manifest::parse_old_name(name);
     if (!old) continue;
     RETURN_IF_ERROR(manifest::check_claim(fs, folder, id.generation));
-    note(settle_aside(fs, folder, *old, id, origin));
+    note(settle_aside(fs, folder, *old, saved, origin));
   }
   const auto found = manifest::scan(fs, folder);
   if (!note(found.status())) return first;
@@ -146,11 +151,10 @@ Status clean_up(FileSystem& fs, const std::string& folder, const SaveId& id,
   std::set<int64_t> kept;
   for (const manifest::Found& f : *found) {
     if (f.kept) kept.insert(f.step);
-    const int64_t saver = f.manifest.generation();
-    if (!may_remove(f.status, saver, id)) continue;
+    if (!may_remove(f.status, f.manifest, saved)) continue;
     const bool counts =
-        f.status.ok() &&
-        manifest::of_branch(origin, id.generation, f.step, saver);
+        f.status.ok() && manifest::of_branch(origin, id.generation, f.step,
+                                             f.manifest.generation());
     (counts ? valid : invalid).push_back(f.step);
   }
   for (const int64_t step :
@@ -227,6 +231,9 @@ Result<Committed> commit(FileSystem& fs, const std::string& folder,
 
   RETURN_IF_ERROR(manifest::check_claim(fs, folder, id.generation));
   auto existing = read_all(fs, done.path);
+  if (existing.ok())
+    RETURN_IF_ERROR(
+        manifest::check_run(*existing, m.run_id()).with_context(done.path));
   if (existing.ok() && manifest::of_branch(origin, id.generation, id.step,
                                            existing->generation())) {
     done.existed = true;
@@ -252,7 +259,8 @@ Result<Committed> commit(FileSystem& fs, const std::string& folder,
   RETURN_IF_ERROR(manifest::check_claim(fs, folder, id.generation));
   RETURN_IF_ERROR(publish(fs, folder, tmp, done.path, id));
   done.manifest = std::move(m);
-  done.cleanup = clean_up(fs, folder, id, retention, origin, done.removed);
+  done.cleanup =
+      clean_up(fs, folder, done.manifest, retention, origin, done.removed);
   return done;
 }
 

@@ -118,9 +118,10 @@ struct Committed {
 // once, writes index.h5 and the manifest, syncs and renames. `manifest` is
 // complete except for format, shards and index; its step and generation name
 // the temporary directory. A valid checkpoint of that step in the generation's
-// past is kept instead. Then applies retention to the checkpoints in its past
-// and removes temporary directories of older generations; `cleanup` reports a
-// failure there, and the checkpoint is valid nevertheless.
+// past is kept instead; one of another run is a failure (Corrupt). Then applies
+// retention to the run's checkpoints in its past and removes temporary
+// directories of older generations; `cleanup` reports a failure there, and the
+// checkpoint is valid nevertheless.
 Result<Committed> commit(FileSystem& fs, const std::string& folder,
                          pb::Manifest manifest, int num_shards,
                          const geometry::ParamTable& table,

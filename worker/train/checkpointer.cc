@@ -76,7 +76,7 @@ int64_t Checkpointer::newest_saved() const {
       if (!found || *found > options_.first_step) continue;
       const std::string path = path_join(options_.folder, (*names)[i]);
       const auto m = manifest::read_checkpoint(*fs_, path);
-      if (m.ok() &&
+      if (m.ok() && manifest::check_run(*m, options_.manifest.run_id()).ok() &&
           manifest::of_branch(origin(), options_.manifest.generation(), *found,
                               m->generation()))
         step = *found;

@@ -441,6 +441,34 @@ TEST_F(StoreTest, CommitKeepsAValidCheckpointAndReplacesADamagedOne) {
   EXPECT_EQ(*fs_->list(folder_), (std::vector<std::string>{"step-00000001"}));
 }
 
+// Somebody has copied them into the folder. The run does not save over them,
+// take them for its own, or remove them.
+TEST_F(StoreTest, CheckpointsOfAnotherRunAreLeftAlone) {
+  const auto save_as = [&](uint64_t run, int64_t step, int64_t keep) {
+    const SaveId id{.step = step, .generation = 1};
+    const Status written = write_shards(*fs_, folder_, id, table_, state_, 1);
+    EXPECT_TRUE(written.ok()) << written.to_string();
+    pb::Manifest m = manifest_of(table_, id);
+    m.set_run_id(run);
+    return commit(*fs_, folder_, m, 1, table_, {.keep_latest_k = keep})
+        .status();
+  };
+  for (const int64_t step : {2, 3}) ASSERT_TRUE(save_as(1, step, 2).ok());
+  const Status taken = save_as(2, 2, 2);
+  EXPECT_EQ(taken.code(), Code::kCorrupt);
+  EXPECT_NE(taken.message().find("step-00000002: belongs to another run"),
+            std::string::npos)
+      << taken.message();
+  ASSERT_TRUE(abandon(*fs_, folder_, {2, 1}).ok());
+  ASSERT_TRUE(
+      fs_->rename(folder_ + "/step-00000003", folder_ + "/.old-step-00000003")
+          .ok());
+  for (const int64_t step : {5, 6}) ASSERT_TRUE(save_as(2, step, 1).ok());
+  EXPECT_EQ(*fs_->list(folder_),
+            (std::vector<std::string>{".old-step-00000003", "step-00000002",
+                                      "step-00000006"}));
+}
+
 TEST_F(StoreTest, CommitAppliesRetentionAndRemovesOlderTemporaries) {
   ASSERT_TRUE(write_shards(*fs_, folder_, {9, 1}, table_, state_, 1).ok());
   ASSERT_TRUE(write_shards(*fs_, folder_, {9, 4}, table_, state_, 1).ok());

@@ -75,8 +75,10 @@ class CheckpointerTest : public ::testing::TestWithParam<const char*> {
     }
   }
 
-  std::unique_ptr<Checkpointer> make(int64_t generation, int64_t first_step) {
+  std::unique_ptr<Checkpointer> make(int64_t generation, int64_t first_step,
+                                     uint64_t run_id = 0) {
     CheckpointerOptions o;
+    o.manifest.set_run_id(run_id);
     o.folder = dir_.path() + "/checkpoints";
     o.interval = 10;
     o.manifest.set_generation(generation);
@@ -240,6 +242,12 @@ TEST_P(CheckpointerTest, SavesNothingOnceANewerGenerationRuns) {
   ASSERT_TRUE(next->save_and_wait(at(20)).ok());
   EXPECT_TRUE(load(20) == state_);
   EXPECT_EQ(manifest::scan(*disk_, dir_.path() + "/checkpoints")->size(), 2U);
+}
+
+TEST_P(CheckpointerTest, ACheckpointOfAnotherRunIsNoSaveOfThisOne) {
+  ASSERT_TRUE(make(1, 0, /*run_id=*/7)->save_and_wait(at(10)).ok());
+  EXPECT_EQ(make(2, 24, 7)->saved_step(), 10);
+  EXPECT_EQ(make(3, 24, 8)->saved_step(), -1);
 }
 
 INSTANTIATE_TEST_SUITE_P(Of, CheckpointerTest, ::testing::Values("", "zlib"),
