@@ -16,6 +16,7 @@
 #include <utility>
 
 #include "checkpoint/memory/segment_directory.h"
+#include "proto/base/clock.h"
 #include "proto/base/xxh3.h"
 
 namespace remesh::memory {
@@ -77,7 +78,7 @@ Status lock(const std::string& path, int fd) {
 struct StateSegment::Record {
   alignas(64) Word sequence;  // 0: invalid
   Word num_words;
-  Word checksum;  // xxh3 of sequence, then the words
+  Word checksum;  // xxh3 of the words, seeded with the sequence
   std::array<Word, kMaxInfoWords> words;
 };
 
@@ -282,6 +283,9 @@ Result<std::unique_ptr<StateSegment>> StateSegment::open_unpopulated(
   if (h.job != job)
     return invalid_argument(fmt::format(
         "{}: belongs to job {:016x}, not {:016x}", path, h.job, job));
+  // The largest number may be that of a record which was made invalid since:
+  // the clock is beyond it.
+  segment->next_sequence_ = static_cast<uint64_t>(monotonic_ns());
   for (const Committed& c : segment->contents().states)
     segment->next_sequence_ = std::max(segment->next_sequence_, c.sequence + 1);
   return segment;

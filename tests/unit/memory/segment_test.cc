@@ -88,6 +88,29 @@ TEST(StateInfo, DecodesExactlyWhatWasEncoded) {
   }
 }
 
+// A reader would take the new state for the one that it began to read.
+TEST(StateSegment, ANumberIsNotUsedAgain) {
+  const ShmDir dir;
+  const std::string path = dir / "s";
+  StateSegment::Committed first;
+  {
+    auto s = make(path, 10);
+    s->begin(0);
+    first = s->commit(info_of(7, 10));
+  }
+  const auto reader = StateSegment::open(path, kJob, Mode::kRead);
+  ASSERT_TRUE(reader.ok()) << reader.status().to_string();
+  EXPECT_TRUE((*reader)->is_valid(first));
+  for (const bool commits : {false, true}) {
+    auto s = StateSegment::open(path, kJob, Mode::kWrite);
+    ASSERT_TRUE(s.ok()) << s.status().to_string();
+    (*s)->begin(0);
+    if (commits) (*s)->commit(info_of(8, 10));
+    EXPECT_FALSE((*reader)->is_valid(first));
+  }
+  EXPECT_EQ((*reader)->contents().states.size(), 1U);
+}
+
 TEST(StateSegment, EveryReaderFindsWhatWasCommitted) {
   const ShmDir dir;
   const std::string path = dir / "s";
