@@ -38,11 +38,14 @@ bool is_checksum(std::string_view text) {
          text.find_first_not_of("0123456789abcdef") == std::string_view::npos;
 }
 
+// Of a size that any model may have, so that no product of two overflows.
 Status check_slice(const pb::Slice& s, const std::string& shard) {
+  constexpr int64_t kMost = int64_t{1} << 31;
   const int dims = s.start_size();
   bool good = (dims == 1 || dims == 2) && s.count_size() == dims;
   for (int d = 0; good && d < dims; ++d)
-    good = s.start(d) >= 0 && s.count(d) >= 1;
+    good = s.start(d) >= 0 && s.start(d) <= kMost && s.count(d) >= 1 &&
+           s.count(d) <= kMost;
   if (good) return ok_status();
   return corrupt(shard + ": malformed slice of " + s.param());
 }

@@ -22,11 +22,12 @@ int64_t num_elements(const pb::Manifest& m) {
   return geometry::ParamTable::make(*config).num_elements();
 }
 
-int64_t num_elements(const pb::ShardFile& shard) {
-  int64_t n = 0;
+// Of a manifest that lies, the sum may wrap.
+uint64_t num_elements(const pb::ShardFile& shard) {
+  uint64_t n = 0;
   for (const pb::Slice& s : shard.slices()) {
-    int64_t count = 1;
-    for (const int64_t c : s.count()) count *= c;
+    uint64_t count = 1;
+    for (const int64_t c : s.count()) count *= static_cast<uint64_t>(c);
     n += count;
   }
   return n;

@@ -162,6 +162,18 @@ TEST_P(DamageTest, EveryTruncationIsReportedAndTheOlderOneIsUsed) {
   EXPECT_TRUE(verify(fs_, path_).ok);
 }
 
+// A manifest may say that a dataset has any size.
+TEST_P(DamageTest, SlicesThatDoNotFitTheModelAreNotRead) {
+  pb::Manifest m = manifest_;
+  pb::Slice* const s = m.mutable_shards(0)->mutable_slices(0);
+  s->set_count(0, s->count(0) + 1);
+  put(manifest::kManifestName, manifest::encode(m));
+  const VerifyReport report = verify(fs_, path_);
+  ASSERT_EQ(report.problems.size(), 1U) << describe(report);
+  EXPECT_NE(report.problems[0].find("not inside its shape"), std::string::npos)
+      << report.problems[0];
+}
+
 INSTANTIATE_TEST_SUITE_P(
     Of, DamageTest, testing::Values(Compression::kNone, Compression::kZlib),
     [](const auto& info) {

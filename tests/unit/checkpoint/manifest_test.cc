@@ -147,8 +147,13 @@ TEST(Encoding, RefusesInvalidContent) {
   refused([](auto& m) { m.set_step(-1); });
   refused(
       [](auto& m) { m.mutable_shards(0)->mutable_slices(0)->add_start(0); });
-  refused(
-      [](auto& m) { m.mutable_shards(0)->mutable_slices(0)->set_count(0, 0); });
+  for (const int64_t count : {int64_t{0}, int64_t{1} << 32})
+    refused([&](auto& m) {
+      m.mutable_shards(0)->mutable_slices(0)->set_count(0, count);
+    });
+  refused([](auto& m) {
+    m.mutable_shards(0)->mutable_slices(0)->set_start(0, int64_t{1} << 32);
+  });
 }
 
 // --- coverage, against counting every element ------------------------------
