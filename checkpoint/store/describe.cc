@@ -2,6 +2,8 @@
 
 #include <ctime>
 #include <nlohmann/json.hpp>
+#include <string>
+#include <vector>
 
 #include "checkpoint/store/verify.h"
 #include "proto/base/text.h"
@@ -49,6 +51,27 @@ std::string dump(const nlohmann::json& j) {
   return j.dump(2, ' ', false, nlohmann::json::error_handler_t::replace);
 }
 
+nlohmann::json model_json(const pb::ModelInfo& c) {
+  nlohmann::json j = {{"arch", c.arch()},
+                      {"dim", c.dim()},
+                      {"n_layers", c.n_layers()},
+                      {"n_heads", c.n_heads()},
+                      {"n_kv_heads", c.n_kv_heads()},
+                      {"hidden_dim", c.hidden_dim()},
+                      {"vocab_size", c.vocab_size()},
+                      {"norm_eps", c.norm_eps()},
+                      {"rope_theta", c.rope_theta()},
+                      {"tie_embeddings", c.tie_embeddings()}};
+  if (c.has_head_dim()) j["head_dim"] = c.head_dim();
+  if (c.has_sliding_window()) j["sliding_window"] = c.sliding_window();
+  if (c.lora_rank() == 0) return j;
+  j["lora_rank"] = c.lora_rank();
+  j["lora_alpha"] = c.lora_alpha();
+  j["lora_targets"] = std::vector<std::string>(c.lora_targets().begin(),
+                                               c.lora_targets().end());
+  return j;
+}
+
 }  // namespace
 
 std::string describe(const pb::Manifest& m) {
@@ -56,16 +79,21 @@ std::string describe(const pb::Manifest& m) {
   std::string text = fmt::format(
       "step {} of job '{}', generation {}, saved {}\n"
       "mesh      dp {} pp {} tp {} cp {}\n"
-      "model     dim {} layers {} heads {}/{} hidden {} vocab {}{}\n"
+      "model     {} dim {} layers {} heads {}/{} hidden {} vocab {}{}\n"
       "params    {} elements; weights and two moments, fp32\n"
       "trained   {} tokens, {} sequences ({} a step, {} tokens each)\n"
       "seed      {}\n"
       "data      {}\n",
       m.step(), m.job(), m.generation(), utc(m.time()), m.mesh().dp(),
-      m.mesh().pp(), m.mesh().tp(), m.mesh().cp(), c.dim(), c.n_layers(),
-      c.n_heads(), c.n_kv_heads(), c.hidden_dim(), c.vocab_size(),
+      m.mesh().pp(), m.mesh().tp(), m.mesh().cp(), c.arch(), c.dim(),
+      c.n_layers(), c.n_heads(), c.n_kv_heads(), c.hidden_dim(), c.vocab_size(),
       c.tie_embeddings() ? " tied" : "", num_elements(m), m.tokens(),
       m.sequences(), m.global_batch_size(), m.seq_len(), m.seed(), m.data_id());
+  if (c.lora_rank() > 0)
+    text += fmt::format(
+        "adapters  rank {} alpha {} on {}; of the model {}\n", c.lora_rank(),
+        c.lora_alpha(),
+        join({c.lora_targets().begin(), c.lora_targets().end()}), m.base());
   if (m.recent_size() > 0)
     text += fmt::format("loss      {:.6} at step {}\n",
                         m.recent(m.recent_size() - 1).loss(),
@@ -94,7 +122,6 @@ std::string describe(const VerifyReport& r) {
 }
 
 std::string describe_json(const pb::Manifest& m) {
-  const pb::ModelInfo& c = m.model();
   nlohmann::json shards = nlohmann::json::array();
   for (const pb::ShardFile& shard : m.shards())
     shards.push_back({{"name", shard.name()},
@@ -112,16 +139,7 @@ std::string describe_json(const pb::Manifest& m) {
         {"pp", m.mesh().pp()},
         {"tp", m.mesh().tp()},
         {"cp", m.mesh().cp()}}},
-      {"model",
-       {{"dim", c.dim()},
-        {"n_layers", c.n_layers()},
-        {"n_heads", c.n_heads()},
-        {"n_kv_heads", c.n_kv_heads()},
-        {"hidden_dim", c.hidden_dim()},
-        {"vocab_size", c.vocab_size()},
-        {"norm_eps", c.norm_eps()},
-        {"rope_theta", c.rope_theta()},
-        {"tie_embeddings", c.tie_embeddings()}}},
+      {"model", model_json(m.model())},
       {"elements", num_elements(m)},
       {"tokens", m.tokens()},
       {"sequences", m.sequences()},
@@ -134,6 +152,7 @@ std::string describe_json(const pb::Manifest& m) {
       {"compression", m.compression().empty() ? "none" : m.compression()},
       {"bytes", total_bytes(m)},
       {"shards", shards}};
+  if (!m.base().empty()) j["base"] = m.base();
   if (m.recent_size() > 0) j["loss"] = m.recent(m.recent_size() - 1).loss();
   return dump(j);
 }

@@ -26,10 +26,10 @@ struct VerifyReport {
 // exactly once. Damage is reported, never a failure of the call.
 VerifyReport verify(FileSystem& fs, const std::string& path);
 
-// Several lines of text: step, mesh, model, data, parameters, shards.
+// Several lines of text: step, mesh, model, adapters, data, parameters, shards.
 std::string describe(const pb::Manifest& manifest);
 std::string describe(const VerifyReport& report);
-// The same as one JSON object.
+// The same, with all sizes of the model, as one JSON object.
 std::string describe_json(const pb::Manifest& manifest);
 std::string describe_json(const VerifyReport& report);
 

@@ -374,6 +374,28 @@ TEST_F(StoreTest, VerifyWarnsOfNonFiniteWeightsAndStrayFiles) {
   EXPECT_NE(describe(done->manifest).find("shard-00001.h5"), std::string::npos);
 }
 
+TEST_F(StoreTest, AdaptersAreDescribedAsSuch) {
+  pb::Manifest m = manifest_of(table_, {1, 1});
+  m.set_base("/models/base");
+  m.mutable_model()->set_arch("qwen3");
+  m.mutable_model()->set_head_dim(6);
+  m.mutable_model()->set_lora_rank(4);
+  m.mutable_model()->set_lora_alpha(8);
+  for (const char* target : {"q_proj", "v_proj"})
+    m.mutable_model()->add_lora_targets(target);
+  const std::string text = describe(m);
+  for (const char* line : {"model     qwen3 dim ",
+                           "adapters  rank 4 alpha 8 on q_proj, v_proj; of the "
+                           "model /models/base\n"})
+    EXPECT_NE(text.find(line), std::string::npos) << text;
+  const auto json = nlohmann::json::parse(describe_json(m));
+  EXPECT_EQ(json["base"], "/models/base");
+  EXPECT_EQ(json["model"]["arch"], "qwen3");
+  EXPECT_EQ(json["model"]["head_dim"], 6);
+  EXPECT_EQ(json["model"]["lora_rank"], 4);
+  EXPECT_EQ(json["model"]["lora_targets"].size(), 2U);
+}
+
 // --- commit ---------------------------------------------------------------
 
 TEST_F(StoreTest, CommitWaitsForEveryShard) {
