@@ -111,17 +111,25 @@ Id creation_list(hid_t cls) {
 }
 
 // On an open object, which is cheaper than a lookup by path each time.
+bool put_attribute(hid_t object, const std::string& name, hid_t stored,
+                   const Id& space, hid_t given, const void* values) {
+  const Id attr(H5Acreate2(object, name.c_str(), stored, space.get(),
+                           H5P_DEFAULT, H5P_DEFAULT),
+                H5Aclose);
+  return attr.ok() && H5Awrite(attr.get(), given, values) >= 0;
+}
+
+bool put_attribute(hid_t object, const std::string& name,
+                   std::span<const int64_t> values) {
+  return put_attribute(object, name, H5T_STD_I64LE,
+                       simple_space({static_cast<int64_t>(values.size())}),
+                       H5T_NATIVE_INT64, values.data());
+}
+
 bool put_attributes(hid_t object, std::span<const Attribute> attributes) {
-  for (const Attribute& a : attributes) {
-    const Id space = simple_space({static_cast<int64_t>(a.values.size())});
-    const Id attr(H5Acreate2(object, a.name, H5T_STD_I64LE, space.get(),
-                             H5P_DEFAULT, H5P_DEFAULT),
-                  H5Aclose);
-    if (!attr.ok() ||
-        H5Awrite(attr.get(), H5T_NATIVE_INT64, a.values.data()) < 0)
-      return false;
-  }
-  return true;
+  return std::all_of(attributes.begin(), attributes.end(), [&](const auto& a) {
+    return put_attribute(object, a.name, a.values);
+  });
 }
 
 // Memory in which row i begins at i * stride, the rect selected.
@@ -248,49 +256,34 @@ Result<std::unique_ptr<Hdf5Writer>> Hdf5Writer::create(
   return w;
 }
 
-Status Hdf5Writer::set_attribute(const std::string& object,
-                                 const std::string& name,
+Status Hdf5Writer::set_attribute(const std::string& name,
                                  std::span<const int64_t> values) {
   const QuietErrors quiet;
-  const Id space = simple_space({static_cast<int64_t>(values.size())});
-  const Id attr(H5Acreate_by_name(impl_->file.get(), object.c_str(),
-                                  name.c_str(), H5T_STD_I64LE, space.get(),
-                                  H5P_DEFAULT, H5P_DEFAULT, H5P_DEFAULT),
-                H5Aclose);
-  if (!attr.ok() || H5Awrite(attr.get(), H5T_NATIVE_INT64, values.data()) < 0)
-    return impl_->failed("attribute " + name + " of " + object);
+  if (!put_attribute(impl_->file.get(), name, values))
+    return impl_->failed("attribute " + name);
   return impl_->check();
 }
 
-Status Hdf5Writer::set_attribute(const std::string& object,
-                                 const std::string& name, double value) {
+Status Hdf5Writer::set_attribute(const std::string& name, double value) {
   const QuietErrors quiet;
   const Id space(H5Screate(H5S_SCALAR), H5Sclose);
-  const Id attr(H5Acreate_by_name(impl_->file.get(), object.c_str(),
-                                  name.c_str(), H5T_IEEE_F64LE, space.get(),
-                                  H5P_DEFAULT, H5P_DEFAULT, H5P_DEFAULT),
-                H5Aclose);
-  if (!attr.ok() || H5Awrite(attr.get(), H5T_NATIVE_DOUBLE, &value) < 0)
-    return impl_->failed("attribute " + name + " of " + object);
+  if (!put_attribute(impl_->file.get(), name, H5T_IEEE_F64LE, space,
+                     H5T_NATIVE_DOUBLE, &value))
+    return impl_->failed("attribute " + name);
   return impl_->check();
 }
 
-Status Hdf5Writer::set_attribute(const std::string& object,
-                                 const std::string& name,
+Status Hdf5Writer::set_attribute(const std::string& name,
                                  const std::string& value) {
   const QuietErrors quiet;
   const Id space(H5Screate(H5S_SCALAR), H5Sclose);
   const Id type(H5Tcopy(H5T_C_S1), H5Tclose);
   // An empty string is not allowed; the terminating zero is stored.
   if (!type.ok() || H5Tset_size(type.get(), value.size() + 1) < 0 ||
-      H5Tset_cset(type.get(), H5T_CSET_UTF8) < 0)
+      H5Tset_cset(type.get(), H5T_CSET_UTF8) < 0 ||
+      !put_attribute(impl_->file.get(), name, type.get(), space, type.get(),
+                     value.c_str()))
     return impl_->failed("attribute " + name);
-  const Id attr(H5Acreate_by_name(impl_->file.get(), object.c_str(),
-                                  name.c_str(), type.get(), space.get(),
-                                  H5P_DEFAULT, H5P_DEFAULT, H5P_DEFAULT),
-                H5Aclose);
-  if (!attr.ok() || H5Awrite(attr.get(), type.get(), value.c_str()) < 0)
-    return impl_->failed("attribute " + name + " of " + object);
   return impl_->check();
 }
 

@@ -52,13 +52,11 @@ class Hdf5Writer {
   Hdf5Writer(const Hdf5Writer&) = delete;
   Hdf5Writer& operator=(const Hdf5Writer&) = delete;
 
-  // `object` is the path of a group or dataset that exists; "/" the file.
-  Status set_attribute(const std::string& object, const std::string& name,
+  // Of the file.
+  Status set_attribute(const std::string& name,
                        std::span<const int64_t> values);
-  Status set_attribute(const std::string& object, const std::string& name,
-                       double value);
-  Status set_attribute(const std::string& object, const std::string& name,
-                       const std::string& value);
+  Status set_attribute(const std::string& name, double value);
+  Status set_attribute(const std::string& name, const std::string& value);
   // Makes the group at `path`, whose parent exists.
   Status make_group(const std::string& path);
   // fp32, chunked, byte shuffle and deflate. Row i (dim 0; one dim is one row)

@@ -49,20 +49,20 @@ Status write_description(Hdf5Writer& w, const pb::Manifest& m) {
       {"vocab_size", c.vocab_size()},
       {"tie_word_embeddings", c.tie_embeddings() ? 1 : 0}};
   for (const auto& [name, value] : integers)
-    RETURN_IF_ERROR(w.set_attribute("/", name, std::span(&value, 1)));
-  RETURN_IF_ERROR(w.set_attribute("/", "rms_norm_eps", c.norm_eps()));
-  RETURN_IF_ERROR(w.set_attribute("/", "rope_theta", c.rope_theta()));
+    RETURN_IF_ERROR(w.set_attribute(name, std::span(&value, 1)));
+  RETURN_IF_ERROR(w.set_attribute("rms_norm_eps", c.norm_eps()));
+  RETURN_IF_ERROR(w.set_attribute("rope_theta", c.rope_theta()));
   if (c.rope_scaled()) {
-    RETURN_IF_ERROR(w.set_attribute("/", "rope_factor", c.rope_factor()));
+    RETURN_IF_ERROR(w.set_attribute("rope_factor", c.rope_factor()));
     RETURN_IF_ERROR(
-        w.set_attribute("/", "rope_low_freq_factor", c.rope_low_freq_factor()));
-    RETURN_IF_ERROR(w.set_attribute("/", "rope_high_freq_factor",
-                                    c.rope_high_freq_factor()));
+        w.set_attribute("rope_low_freq_factor", c.rope_low_freq_factor()));
+    RETURN_IF_ERROR(
+        w.set_attribute("rope_high_freq_factor", c.rope_high_freq_factor()));
     const int64_t position = c.rope_original_max_position();
-    RETURN_IF_ERROR(w.set_attribute("/", "rope_original_max_position",
-                                    std::span(&position, 1)));
+    RETURN_IF_ERROR(
+        w.set_attribute("rope_original_max_position", std::span(&position, 1)));
   }
-  return w.set_attribute("/", "job", m.job());
+  return w.set_attribute("job", m.job());
 }
 
 // One parameter in full.

@@ -52,7 +52,7 @@ Status write_contents(Hdf5Writer& w, const SaveId& id, const ParamTable& table,
       {"generation", id.generation},
       {"rank", shard.rank()}};
   for (const auto& [name, value] : facts)
-    RETURN_IF_ERROR(w.set_attribute("/", name, std::span(&value, 1)));
+    RETURN_IF_ERROR(w.set_attribute(name, std::span(&value, 1)));
   const std::vector<std::string> names = slice_names(shard);
   for (size_t t = 0; t < kTensors.size(); ++t)
     RETURN_IF_ERROR(write_tensor(w, t, table, shard, names, put));
