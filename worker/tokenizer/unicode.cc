@@ -4,7 +4,9 @@
 
 #include <algorithm>
 #include <array>
-#include <cstdlib>
+#include <iterator>
+#include <optional>
+#include <vector>
 
 namespace remesh::tokenizer {
 namespace {
@@ -37,6 +39,39 @@ constexpr std::array<int32_t, 256> kAlphabet = [] {
   }
   return chars;
 }();
+
+// Normalization form C; nothing if it is not UTF-8. utf8proc_map() would take
+// quadratic time for many marks after one letter: it swaps neighbors.
+std::optional<std::string> composed(std::string_view run) {
+  constexpr auto kOptions =
+      static_cast<utf8proc_option_t>(UTF8PROC_STABLE | UTF8PROC_COMPOSE);
+  std::vector<utf8proc_int32_t> chars;
+  while (!run.empty()) {
+    const Char c = first_char(run);
+    utf8proc_int32_t parts[8];  // Unicode guarantees at most four
+    const utf8proc_ssize_t n = utf8proc_decompose_char(
+        c.code, parts, std::ssize(parts), kOptions, nullptr);
+    if (n < 0 || n > std::ssize(parts)) return std::nullopt;
+    chars.insert(chars.end(), parts, parts + n);
+    run.remove_prefix(c.length);
+  }
+  const auto class_of = [](utf8proc_int32_t c) {
+    return utf8proc_get_property(c)->combining_class;
+  };
+  for (auto at = chars.begin(); at != chars.end();) {
+    const auto marks = std::find_if(at, chars.end(), class_of);
+    at = std::find_if_not(marks, chars.end(), class_of);
+    std::stable_sort(marks, at, [&](utf8proc_int32_t a, utf8proc_int32_t b) {
+      return class_of(a) < class_of(b);
+    });
+  }
+  const auto size = static_cast<utf8proc_ssize_t>(chars.size());
+  chars.push_back(0);  // room for the end of the text
+  const utf8proc_ssize_t n = utf8proc_reencode(chars.data(), size, kOptions);
+  if (n < 0) return std::nullopt;
+  return std::string(reinterpret_cast<const char*>(chars.data()),
+                     static_cast<size_t>(n));
+}
 
 }  // namespace
 
@@ -98,15 +133,8 @@ std::string to_nfc(std::string_view text) {
     out.append(text.substr(0, plain));
     text.remove_prefix(plain);
     const std::string_view run = text.substr(0, end - text.begin());
-    utf8proc_uint8_t* normal = nullptr;
-    const utf8proc_ssize_t n = utf8proc_map(
-        bytes(run), static_cast<utf8proc_ssize_t>(run.size()), &normal,
-        static_cast<utf8proc_option_t>(UTF8PROC_STABLE | UTF8PROC_COMPOSE));
-    if (n < 0)
-      out.append(run);
-    else
-      out.append(reinterpret_cast<const char*>(normal), static_cast<size_t>(n));
-    std::free(normal);
+    const std::optional<std::string> normal = composed(run);
+    out.append(normal ? std::string_view(*normal) : run);
     text.remove_prefix(run.size());
   }
   return out;

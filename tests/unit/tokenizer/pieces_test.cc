@@ -2,6 +2,7 @@
 #include <gtest/gtest.h>
 
 #include <string>
+#include <string_view>
 #include <vector>
 
 #include "worker/tokenizer/pipeline.h"
@@ -58,6 +59,27 @@ TEST(Unicode, NormalizationFormC) {
   EXPECT_EQ(to_nfc("\uFB01"), "\uFB01");
   EXPECT_EQ(to_nfc("e\u0301\xFF e\u0301"), "e\u0301\xFF \u00E9");
   EXPECT_EQ(to_nfc(""), "");
+  // Marks are ordered by class, those of a class stay in their order.
+  EXPECT_EQ(to_nfc("s\u0307\u0323\u0316"), "\u1E69\u0316");
+  EXPECT_EQ(to_nfc("q\u0307\u0323\u0301"), "q\u0323\u0307\u0301");
+  EXPECT_EQ(to_nfc("\u1100\u1161\u11A8"), "\uAC01");
+}
+
+std::string repeated(size_t times, std::string_view text) {
+  std::string out;
+  for (size_t i = 0; i < times; ++i) out += text;
+  return out;
+}
+
+// In quadratic time this would take hours. U+0F73 is two marks of different
+// classes, and of class 0 itself.
+TEST(Unicode, NormalizesManyMarksOfALetter) {
+  constexpr size_t kMarks = 1'000'000;
+  EXPECT_TRUE(
+      to_nfc("a" + repeated(kMarks, "\u0301") + repeated(kMarks, "\u0316")) ==
+      "\u00E1" + repeated(kMarks, "\u0316") + repeated(kMarks - 1, "\u0301"));
+  EXPECT_TRUE(to_nfc(repeated(kMarks, "\u0F73")) ==
+              repeated(kMarks, "\u0F71") + repeated(kMarks, "\u0F72"));
 }
 
 TEST(ByteAlphabet, EveryByteHasOneCharacter) {
