@@ -6,6 +6,8 @@
 
 #include <utility>
 
+#include "worker/tokenizer/unicode.h"
+
 namespace remesh::tokenizer {
 namespace {
 
@@ -65,6 +67,7 @@ struct Regex::Code {
   ~Code() { pcre2_code_free(code); }
   std::string pattern;
   pcre2_code* code = nullptr;
+  bool utf = false;
 };
 
 Result<Regex> Regex::compile(const std::string& pattern) {
@@ -72,8 +75,7 @@ Result<Regex> Regex::compile(const std::string& pattern) {
   if (!foreign.empty())
     return invalid_argument(
         fmt::format("pattern '{}': '{}' is not supported", pattern, foreign));
-  return compile_with(pattern, PCRE2_MULTILINE | PCRE2_UCP | PCRE2_UTF |
-                                   PCRE2_MATCH_INVALID_UTF);
+  return compile_with(pattern, PCRE2_MULTILINE | PCRE2_UCP | PCRE2_UTF);
 }
 
 Result<Regex> Regex::compile_for_bytes(const std::string& pattern) {
@@ -91,6 +93,7 @@ Result<Regex> Regex::compile_with(const std::string& pattern,
   pcre2_set_newline(context, PCRE2_NEWLINE_LF);
   auto code = std::make_shared<Code>();
   code->pattern = pattern;
+  code->utf = (options & PCRE2_UTF) != 0;
   code->code = pcre2_compile(reinterpret_cast<PCRE2_SPTR>(pattern.data()),
                              pattern.size(), options, &error, &offset, context);
   pcre2_compile_context_free(context);
@@ -115,12 +118,17 @@ Matcher::~Matcher() {
   pcre2_match_data_free(static_cast<pcre2_match_data*>(data_));
 }
 
+size_t Regex::matchable_prefix(std::string_view text) const {
+  return code_->utf ? valid_prefix(text) : text.size();
+}
+
+// PCRE2 itself would check all of the rest of the text before each match.
 Result<bool> Regex::next(std::string_view text, Matcher& matcher, size_t* begin,
                          size_t* end) const {
   auto* data = static_cast<pcre2_match_data*>(matcher.data_);
   const int rc =
       pcre2_match(code_->code, reinterpret_cast<PCRE2_SPTR>(text.data()),
-                  text.size(), *end, PCRE2_NOTEMPTY, data,
+                  text.size(), *end, PCRE2_NOTEMPTY | PCRE2_NO_UTF_CHECK, data,
                   static_cast<pcre2_match_context*>(matcher.context_));
   if (rc == PCRE2_ERROR_NOMATCH) return false;
   if (rc < 0)

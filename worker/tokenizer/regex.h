@@ -9,7 +9,8 @@
 // no longer counts as a space, only here, and with the option i a character
 // never matches several, as "ß" matches "ss" there.
 //
-// No match contains or looks across a byte that is not UTF-8.
+// Bytes that are not UTF-8 divide a text into texts of their own: no match
+// contains one or looks across it.
 //
 // A Regex is immutable and may be used by any number of threads, each with a
 // Matcher of its own.
@@ -51,12 +52,17 @@ class Regex {
   template <typename Found>
   Status for_each_match(std::string_view text, Matcher& matcher,
                         const Found& found) const {
-    size_t begin = 0;
-    size_t end = 0;
-    while (end < text.size()) {
-      ASSIGN_OR_RETURN(const bool any, next(text, matcher, &begin, &end));
-      if (!any) break;
-      RETURN_IF_ERROR(found(begin, end));
+    for (size_t from = 0; from < text.size();) {
+      std::string_view part = text.substr(from);
+      part = part.substr(0, matchable_prefix(part));
+      size_t begin = 0;
+      size_t end = 0;
+      while (end < part.size()) {
+        ASSIGN_OR_RETURN(const bool any, next(part, matcher, &begin, &end));
+        if (!any) break;
+        RETURN_IF_ERROR(found(from + begin, from + end));
+      }
+      from += part.empty() ? 1 : part.size();
     }
     return ok_status();
   }
@@ -66,7 +72,9 @@ class Regex {
   explicit Regex(std::shared_ptr<const Code> code) : code_(std::move(code)) {}
   static Result<Regex> compile_with(const std::string& pattern,
                                     unsigned options);
-  // Finds the first match at *end or later that is not empty.
+  size_t matchable_prefix(std::string_view text) const;
+  // Finds the first match at *end or later that is not empty. REQUIRES: all of
+  // the text is matchable.
   Result<bool> next(std::string_view text, Matcher& matcher, size_t* begin,
                     size_t* end) const;
   std::shared_ptr<const Code> code_;

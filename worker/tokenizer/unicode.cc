@@ -97,6 +97,17 @@ size_t complete_prefix(std::string_view text) {
   return text.size();
 }
 
+size_t valid_prefix(std::string_view text) {
+  size_t at = 0;
+  while (at < text.size()) {
+    const Char c =
+        is_ascii(text[at]) ? Char{0, 1} : first_char(text.substr(at));
+    if (c.code < 0) break;
+    at += c.length;
+  }
+  return at;
+}
+
 size_t leading_space(std::string_view text) {
   size_t at = 0;
   while (at < text.size()) {

@@ -132,12 +132,33 @@ TEST(Regex, TheUsualPatterns) {
                    "?\r\n", " naïve", " "}));
 }
 
+// PCRE2 has no just-in-time compiler on some processors, and some kernels
+// forbid it.
+constexpr const char* kNoJit = "(*NO_JIT)";
+
+TEST(Regex, WithoutTheJustInTimeCompilerTimeIsLinear) {
+  constexpr size_t kWords = 2'000'000;
+  const Regex regex =
+      Regex::compile(std::string(kNoJit) + R"(\p{L}+|\s)").value();
+  Matcher matcher;
+  size_t matches = 0;
+  const Status s = regex.for_each_match(repeated(kWords, "a "), matcher,
+                                        [&](size_t, size_t) {
+                                          ++matches;
+                                          return ok_status();
+                                        });
+  EXPECT_TRUE(s.ok()) << s.message();
+  EXPECT_EQ(matches, 2 * kWords);
+}
+
 TEST(Regex, BytesThatAreNotUtf8AreKeptApart) {
   const std::string text =
       "ab\xFF\xFE"
       "cd";
   EXPECT_EQ(split(R"(\p{L}+)", text), (Texts{"ab", "[\xFF\xFE]", "cd"}));
-  EXPECT_EQ(split(R"([^x]+|b(?!c))", text), (Texts{"ab", "[\xFF\xFE]", "cd"}));
+  for (const char* compiler : {"", kNoJit})
+    EXPECT_EQ(split(compiler + std::string(R"([^x]+|b(?!c))"), text),
+              (Texts{"ab", "[\xFF\xFE]", "cd"}));
   EXPECT_EQ(split(Regex::compile_for_bytes(R"([\xFE-\xFF])").value(), text),
             (Texts{"[ab]", "\xFF", "\xFE", "[cd]"}));
 }
