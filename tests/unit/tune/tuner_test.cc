@@ -96,6 +96,24 @@ TEST(Tuner, StopsWhenNothingIsExpectedToGain) {
   EXPECT_DOUBLE_EQ(t.prediction_error(), 0);
 }
 
+// As after `remesh tune --every`. A process with a point for each trial would
+// take hours.
+TEST(Tuner, LearnsFromThousandsOfTrials) {
+  constexpr size_t kCandidates = 5000;
+  std::vector<Candidate> candidates;
+  for (size_t i = 0; i < kCandidates; ++i)
+    candidates.push_back(
+        {.knobs = {double(i % 10), double(i / 10 % 20), double(i / 200)}});
+  const auto truth = [](size_t i) { return std::exp(0.02 * double(i % 10)); };
+  Tuner t(candidates);
+  for (size_t i = 0; i < kCandidates; ++i)
+    t.add({i, i % 7 == 0 ? std::nullopt : std::optional(truth(i))});
+  EXPECT_FALSE(t.next().has_value());
+  const std::vector<double> estimates = t.estimates();
+  for (size_t i = 0; i < kCandidates; ++i)
+    EXPECT_NEAR(estimates[i] / truth(i), 1, 0.03) << i;
+}
+
 // By its definition: the mean over all orders in which knobs become known.
 std::vector<double> shapley_by_orders(const std::vector<Candidate>& c,
                                       const std::vector<double>& values) {
