@@ -285,7 +285,7 @@ class Tuning {
   // ------------------------------------------------------------------- output
 
   TuneReport facts() const {
-    return {space_, tuner_, errors_, options_.job_file};
+    return {space_, tuner_, job_, errors_, options_.job_file};
   }
 
   void say(const std::string& text) {

@@ -48,11 +48,37 @@ double gain_of(const TuneReport& r, const tune::Trial& best) {
   return 0;
 }
 
-std::string use_text(const TuneReport& r, const tune::Trial& best) {
-  std::string out = "remesh run " + shell_quoted(r.job);
-  for (const std::string& s : r.space.settings[best.candidate].overrides())
-    out += " \\\n    --set " + shell_quoted(s);
+// How to use a setting.
+struct Use {
+  std::vector<std::string> overrides;
+  int64_t least_slots = 1;
+};
+
+Use use_of(const TuneReport& r, const tune::Trial& best) {
+  tune::Setting s = r.space.settings[best.candidate];
+  const int64_t ranks = s.layout.world();
+  int64_t unit = ranks;
+  const bool adapts = r.job.parallel().data_parallel_degree() == -1 ||
+                      !r.job.elastic().layouts().empty();
+  if (adapts) {
+    unit /= s.layout.dp;
+    s.layout.dp = -1;
+  }
+  Use out{.overrides = s.overrides()};
+  if (adapts && ranks < r.space.slots)
+    out.overrides.push_back(fmt::format("elastic.max_slots={}", ranks));
+  out.least_slots = (r.job.elastic().min_slots() + unit - 1) / unit * unit;
   return out;
+}
+
+std::string use_text(const TuneReport& r, const Use& use) {
+  std::string out = "to use it:\n  remesh run " + shell_quoted(r.file);
+  for (const std::string& s : use.overrides)
+    out += " \\\n    --set " + shell_quoted(s);
+  if (use.least_slots > 1)
+    out += fmt::format("\nwith fewer than {} slots the job waits",
+                       use.least_slots);
+  return out + "\n";
 }
 
 }  // namespace
@@ -83,8 +109,7 @@ std::string tune_text(const TuneReport& r) {
       {"knob", "effect on throughput"}};
   for (const Effect& e : effects_of(r))
     rows.push_back({e.knob, fmt::format("{:.1f} %", e.percent)});
-  return out + table(std::move(rows)) + "\nto use it:\n  " +
-         use_text(r, *best) + "\n";
+  return out + table(std::move(rows)) + "\n" + use_text(r, use_of(r, *best));
 }
 
 std::string tune_json(const TuneReport& r) {
@@ -105,7 +130,7 @@ std::string tune_json(const TuneReport& r) {
            {"prediction_error", r.tuner.prediction_error()}};
   if (const auto best = r.tuner.best()) {
     out["best"] = {{"setting", r.space.settings[best->candidate].text()},
-                   {"set", r.space.settings[best->candidate].overrides()},
+                   {"set", use_of(r, *best).overrides},
                    {"step_s", *best->step_s}};
     Json effects;
     for (const Effect& e : effects_of(r)) effects[e.knob] = e.percent;
@@ -117,7 +142,7 @@ std::string tune_json(const TuneReport& r) {
 
 Study tune_charts(const TuneReport& r) {
   Study out;
-  out.title = "Tuning of " + r.job;
+  out.title = "Tuning of " + r.file;
   out.source = fmt::format("{} of {} settings tried", r.tuner.trials().size(),
                            r.space.settings.size());
   StudyChart effects{.title = "Effect of each knob on throughput",

@@ -7,21 +7,24 @@
 #include "coordinator/ctl/study.h"
 #include "parallel/tune/space.h"
 #include "parallel/tune/tuner.h"
+#include "proto/job.pb.h"
 
 namespace remesh::ctl {
 
 struct TuneReport {
   const tune::Space& space;
   const tune::Tuner& tuner;
+  const pb::Job& job;               // what was tuned
   std::vector<std::string> errors;  // of the trials; "" of those that ran
-  std::string job;                  // as typed
+  std::string file;                 // of the job, as typed
 };
 
 // "dp2,pp1,tp2, micro-batch 4, ...: 0.512 s a step (0.60 s predicted)".
 std::string trial_text(const TuneReport& report, size_t trial);
 
 // The best setting, the keys to use it, and the effect of each knob on
-// throughput in percent; or why there is none.
+// throughput in percent; or why there is none. With these keys, a job whose
+// data-parallel ranks follow from the slots still adapts to them.
 std::string tune_text(const TuneReport& report);
 std::string tune_json(const TuneReport& report);
 // The page of charts: effects, measured against predicted, progress.

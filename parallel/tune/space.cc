@@ -226,7 +226,9 @@ Result<Space> make_space(const SpaceRequest& request) {
   int64_t slots = 0;
   for (const planner::WorkerSlots& w : q.workers) slots += w.slots;
   if (q.max_slots > 0) slots = std::min<int64_t>(slots, q.max_slots);
-  return Builder(request, own).build(slots);
+  Space out = Builder(request, own).build(slots);
+  out.slots = slots;
+  return out;
 }
 
 }  // namespace remesh::tune

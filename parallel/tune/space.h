@@ -3,6 +3,7 @@
 #pragma once
 
 #include <cstddef>
+#include <cstdint>
 #include <set>
 #include <string>
 #include <vector>
@@ -24,7 +25,7 @@ struct Setting {
 
   // "dp2,tp2, micro-batch 4, ZeRO 1, recompute none, 1 thread".
   std::string text() const;
-  // As keys of a job file: "train.local_batch_size=4".
+  // As keys of a job file: "train.local_batch_size=4". Degrees may be -1.
   std::vector<std::string> overrides() const;
   friend bool operator==(const Setting&, const Setting&) = default;
 };
@@ -46,6 +47,7 @@ struct Space {
   std::vector<Setting> settings;
   std::vector<Candidate> candidates;  // of the settings, in their order
   size_t own = 0;                     // what the job does without tuning
+  int64_t slots = 0;                  // that the job may use
   size_t too_large = 0;  // settings left out because memory does not suffice
   size_t too_slow = 0;   // settings left out beyond SpaceRequest::most
 };
