@@ -26,11 +26,11 @@ struct ModelFiles {
   // The model that its adapters belong to, and its fingerprint.
   std::string base, base_fingerprint;
   std::unique_ptr<tokenizer::Tokenizer> tokenizer;
-  // What precedes the first token that is predicted of a text: the token that
-  // the files of the model name, or where they name none, as of an imported
-  // checkpoint or one of Meta's models, those of the tokenizer; of a run those
-  // of the model that it continues, or else the end of another text in
-  // training. At most one.
+  // What precedes the first token that is predicted of a text, one token: that
+  // which the files of the model name, or where they name none, as of an
+  // imported checkpoint or one of Meta's models, those of the tokenizer; of a
+  // run those of the model that it continues. Where none is named, the end of
+  // another text, as in training.
   std::vector<int32_t> begin;
   // The same or nothing: what the model's tokenizer puts in front of a prompt.
   std::vector<int32_t> text_begin;

@@ -71,8 +71,7 @@ Result<std::vector<int32_t>> first_tokens(const Options& o,
   RETURN_IF_ERROR(files.tokenizer->encode(o.prompt, {}, tokens));
   if (tokens.empty())
     return invalid_argument(
-        "--prompt: is empty, and the model names no token that begins a text; "
-        "give a text");
+        "--prompt: has no token; give a text, or leave out --raw");
   return tokens;
 }
 

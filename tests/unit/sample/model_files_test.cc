@@ -133,13 +133,13 @@ TEST_F(ModelFilesTest, AnImportedModelBeginsTextsAsItsTokenizer) {
   put("config.json", R"({"bos_token_id": 7})");
   begins(imported, {7}, {});
   put("config.json", R"({"bos_token_id": null})");
-  begins(imported, {}, {});
-  // Tokens of a text that a run saw are not known without its job.
+  begins(imported, {258}, {});  // the end of another text
+  // What begins the texts that a run saw is not known without its job.
   make_run();
   std::filesystem::copy(run_.path() + "/checkpoints", out.path() + "/copies",
                         std::filesystem::copy_options::recursive);
   std::filesystem::remove(folder.path() + "/config.json");
-  begins(out.path() + "/copies/step-00000007", {}, {});
+  begins(out.path() + "/copies/step-00000007", {258}, {});
   // A run that continues the model.
   testing::write_whole(run_.path() + "/job.toml",
                        "[data]\npath = \"" + run_.path() +
