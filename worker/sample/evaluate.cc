@@ -82,6 +82,8 @@ Result<TextScore> score_text(
     const int64_t n = std::min(model.window(), all - at);
     const int64_t from = std::max<int64_t>(0, at + n - model.window());
     out.nats += loss(from, at + n - from) - loss(from, at - from);
+    const auto nats = static_cast<float>(out.nats);
+    RETURN_IF_ERROR(check_finite({&nats, 1}));
     tick(at + n, all);
   }
   return out;
@@ -149,6 +151,7 @@ Result<ChoiceScore> score_choices(
       std::span<const float> logits = model.extend(e.prompt);
       double sum = 0;
       for (size_t i = 0; i < e.continuation.size(); ++i) {
+        RETURN_IF_ERROR(check_finite(logits));
         sum += log_probability(logits, e.continuation[i]);
         if (i + 1 < e.continuation.size())
           logits = model.extend({&e.continuation[i], 1});

@@ -25,7 +25,7 @@ struct TextScore {
 // Each token is predicted once: from the tokens before it in its window, and
 // the last one before the window. Windows do not overlap, but the last one is
 // as long as the others, so that its tokens have as much before them.
-// `tick`: tokens so far, and in all.
+// `tick`: tokens so far, and in all. Fails like check_finite().
 Result<TextScore> score_text(Generator& model, const ModelFiles& files,
                              std::string_view text,
                              const std::function<void(int64_t, int64_t)>& tick);
@@ -48,7 +48,8 @@ struct ChoiceScore {
   int64_t right_by_length = 0;  // likeliest by the character
 };
 
-// Fails if a question is longer than the model's context.
+// Fails if a question is longer than the model's context, and like
+// check_finite().
 Result<ChoiceScore> score_choices(
     Generator& model, const ModelFiles& files,
     const std::vector<Question>& questions,

@@ -1,12 +1,20 @@
 #include "worker/sample/generator.h"
 
 #include <algorithm>
+#include <cmath>
 
 #include "proto/base/check.h"
 
 namespace remesh::sample {
 
 using geometry::ParamTable;
+
+Status check_finite(std::span<const float> values) {
+  return std::all_of(values.begin(), values.end(),
+                     [](float x) { return std::isfinite(x); })
+             ? ok_status()
+             : corrupt("the model computes values that are not finite numbers");
+}
 
 // All weights stay loaded, and there are no gradients.
 class Generator::Hooks final : public model::UnitHooks {

@@ -19,6 +19,9 @@
 
 namespace remesh::sample {
 
+// Corrupt unless all are finite, as of logits of intact weights.
+Status check_finite(std::span<const float> values);
+
 class Generator {
  public:
   // Tokens that are computed at once: of a prompt, or in loss().

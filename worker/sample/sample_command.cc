@@ -114,6 +114,7 @@ Result<Sampled> generate(
     return show(text);
   };
   for (int64_t i = 0; i < std::min(o.tokens, room); ++i) {
+    RETURN_IF_ERROR(check_finite(logits));
     const double random =
         static_cast<double>(
             random_u64(o.seed, turn, static_cast<uint64_t>(i)) >> 11) *

@@ -5,6 +5,7 @@
 
 #include <algorithm>
 #include <cmath>
+#include <cstring>
 
 #include "tests/unit/sample/small_generator.h"
 
@@ -117,6 +118,27 @@ TEST(Evaluate, ChoosesTheLikeliestContinuation) {
   ASSERT_FALSE(long_one.ok());
   EXPECT_NE(long_one.status().message().find("at most 8 are allowed"),
             std::string::npos);
+}
+
+// No text has the token that the one weight is for.
+TEST(Evaluate, AModelThatComputesNaNIsNotScored) {
+  SmallGenerator small;
+  const float nan = std::nanf("");
+  for (size_t i = 0; i < small.files.shapes.size(); ++i)
+    if (small.files.shapes[i].name == "lm_head.weight")
+      std::memcpy(small.files.tensors[i].data(), &nan, sizeof nan);
+  small.files.put_weights();
+  const ModelFiles files = byte_files();
+  const auto model = small.open(60);
+  const int32_t token = 'a';
+  EXPECT_EQ(check_finite(model->extend({&token, 1})).code(), Code::kCorrupt);
+  const auto tick = [](int64_t, int64_t) {};
+  EXPECT_EQ(score_text(*model, files, kText, tick).status().code(),
+            Code::kCorrupt);
+  EXPECT_EQ(score_choices(*model, files, {{"It", {"a", "b"}, 0}}, tick)
+                .status()
+                .code(),
+            Code::kCorrupt);
 }
 
 TEST(Evaluate, QuestionsAreChecked) {
