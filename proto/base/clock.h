@@ -10,6 +10,9 @@ namespace remesh {
 // Nanoseconds of CLOCK_MONOTONIC; comparable among processes of one host.
 int64_t monotonic_ns();
 inline int64_t monotonic_ms() { return monotonic_ns() / 1'000'000; }
+inline double seconds_since(int64_t began_ns) {
+  return static_cast<double>(monotonic_ns() - began_ns) * 1e-9;
+}
 // Seconds since 1970, with microsecond resolution.
 double unix_seconds();
 

@@ -52,7 +52,8 @@ struct Speed {
 struct Sampled {
   std::string text;    // without the prompt
   bool ended = false;  // by a token that ends a text
-  Speed read, made;
+  int64_t prompt_tokens = 0;
+  Speed read, made;  // read: without tokens known from the last turn
 };
 
 Status print(const std::string& text) {
@@ -75,17 +76,14 @@ Result<std::vector<int32_t>> first_tokens(const Options& o,
   return tokens;
 }
 
-// The logits of what follows the prompt. Tokens that the model has already are
-// not computed again.
-std::span<const float> read_prompt(Generator& model,
-                                   const std::vector<int32_t>& held,
-                                   const std::vector<int32_t>& prompt) {
+// How many tokens of the prompt the model has already. The logits need one
+// more.
+size_t known_tokens(const std::vector<int32_t>& held,
+                    const std::vector<int32_t>& prompt) {
   const auto same =
       std::mismatch(held.begin(), held.end(), prompt.begin(), prompt.end());
-  const auto kept = std::min(same.second - prompt.begin(),
-                             static_cast<std::ptrdiff_t>(prompt.size()) - 1);
-  model.truncate(kept);
-  return model.extend(std::span(prompt).subspan(static_cast<size_t>(kept)));
+  return std::min(static_cast<size_t>(same.second - prompt.begin()),
+                  prompt.size() - 1);
 }
 
 // Gives the text to `show` as it comes. `held`: the tokens that the model has.
@@ -104,11 +102,14 @@ Result<Sampled> generate(
   Sampled out;
   tokenizer::TextStream stream(*files.tokenizer,
                                /*begins=*/o.chat || o.prompt.empty());
-  double began = unix_seconds();
-  std::span<const float> logits = read_prompt(model, *held, prompt);
+  int64_t began_ns = monotonic_ns();
+  const auto unknown = std::span(prompt).subspan(known_tokens(*held, prompt));
+  model.truncate(static_cast<int64_t>(prompt.size() - unknown.size()));
+  std::span<const float> logits = model.extend(unknown);
   *held = prompt;
-  out.read = {static_cast<int64_t>(prompt.size()), unix_seconds() - began};
-  began = unix_seconds();
+  out.prompt_tokens = static_cast<int64_t>(prompt.size());
+  out.read = {static_cast<int64_t>(unknown.size()), seconds_since(began_ns)};
+  began_ns = monotonic_ns();
   const auto add = [&](const std::string& text) {
     out.text += text;
     return show(text);
@@ -124,7 +125,7 @@ Result<Sampled> generate(
         std::span(logits).first(std::min(
             logits.size(), static_cast<size_t>(files.tokenizer->vocab_size()))),
         o.choice, random);
-    out.made = {i + 1, unix_seconds() - began};
+    out.made = {i + 1, seconds_since(began_ns)};
     out.ended = files.end.contains(token) && !o.ignore_end;
     if (out.ended) break;
     std::string text;
@@ -144,7 +145,8 @@ std::string to_json(const std::string& prompt, const Sampled& s) {
   return json_output({{"prompt", prompt},
                       {"text", s.text},
                       {"ended", s.ended},
-                      {"prompt_tokens", s.read.tokens},
+                      {"prompt_tokens", s.prompt_tokens},
+                      {"prompt_tokens_read", s.read.tokens},
                       {"tokens", s.made.tokens},
                       {"prompt_tokens_per_s", s.read.per_s()},
                       {"tokens_per_s", s.made.per_s()}},

@@ -205,6 +205,11 @@ expect 5 "/nowhere: there is no such file" "$bin/remesh" sample /nowhere
 expect 2 "give --text FILE or --choices FILE" "$bin/remesh" eval
 expect 0 '{"schema":1,"prompt":"It was","text":' "$bin/remesh" sample "$model" \
   --prompt "It was" --tokens 4 --json
+# Of the second prompt, the same, all but the last token is known.
+echo 'Once upon a time there was a dog' >constant.jinja
+printf 'a\nb\n' >turns
+expect 0 '"prompt_tokens_read":1,' "$bin/remesh" sample "$model" --chat \
+  --chat-template constant.jinja --tokens 1 --json <turns
 expect 0 '  "schema": 1,
   "tokens": ' "$bin/remesh" eval "$model" --text job.toml --json
 expect 0 '  "schema": 1,
