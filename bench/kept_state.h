@@ -6,11 +6,11 @@
 #include <fmt/format.h>
 #include <unistd.h>
 
-#include <ctime>
 #include <filesystem>
 #include <memory>
 #include <string>
 
+#include "bench/cpu_time.h"
 #include "parallel/comm/comm.h"
 #include "parallel/geometry/param_table.h"
 #include "proto/control.pb.h"
@@ -41,12 +41,6 @@ inline pb::RankSpec spec_of(const geometry::Layout& layout, int rank,
   t.set_global_batch_size(global_batch);
   t.set_seq_len(seq);
   return spec;
-}
-
-inline double thread_cpu_s() {
-  timespec t{};
-  clock_gettime(CLOCK_THREAD_CPUTIME_ID, &t);
-  return static_cast<double>(t.tv_sec) + static_cast<double>(t.tv_nsec) * 1e-9;
 }
 
 // A rank's state and replicas in shared memory, in a folder of its own.

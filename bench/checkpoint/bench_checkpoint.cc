@@ -154,8 +154,7 @@ Result<Cost> cost_of(const std::function<Status()>& work) {
   const int64_t begin = monotonic_ns();
   const double cpu = cpu_seconds();
   RETURN_IF_ERROR(work());
-  return Cost{.wall_s = static_cast<double>(monotonic_ns() - begin) * 1e-9,
-              .cpu_s = cpu_seconds() - cpu};
+  return Cost{.wall_s = seconds_since(begin), .cpu_s = cpu_seconds() - cpu};
 }
 
 // Independent medians of wall and CPU time per GB.
@@ -283,7 +282,7 @@ class Bench {
     const int64_t begin_ns = monotonic_ns();
     ASSIGN_OR_RETURN(const Committed done,
                      commit(*fs_, dir_, m, options_.ranks, table_, {}));
-    commit_s_.push_back(static_cast<double>(monotonic_ns() - begin_ns) * 1e-9);
+    commit_s_.push_back(seconds_since(begin_ns));
     path_ = done.path;
     stored_ = 0;
     for (const pb::ShardFile& f : done.manifest.shards()) stored_ += f.bytes();

@@ -23,10 +23,6 @@
 namespace remesh::bench {
 namespace {
 
-double seconds_since(int64_t begin_ns) {
-  return static_cast<double>(monotonic_ns() - begin_ns) * 1e-9;
-}
-
 struct Window {
   double seconds = 0;  // of what was written
   double step_s = 0;   // mean of the training steps in that time

@@ -40,7 +40,7 @@ double timed(comm::Comm& world, const std::function<void()>& f) {
   world.barrier();
   const int64_t start = monotonic_ns();
   f();
-  double seconds = static_cast<double>(monotonic_ns() - start) * 1e-9;
+  double seconds = seconds_since(start);
   world.all_reduce(std::span(&seconds, 1), comm::Op::kMax);
   return seconds;
 }

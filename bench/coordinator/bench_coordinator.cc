@@ -11,13 +11,13 @@
 
 #include <CLI/CLI.hpp>
 #include <cstdio>
-#include <ctime>
 #include <iterator>
 #include <map>
 #include <string>
 #include <variant>
 #include <vector>
 
+#include "bench/cpu_time.h"
 #include "bench/targets.h"
 #include "coordinator/core/coordinator.h"
 #include "coordinator/server/pace.h"
@@ -31,13 +31,6 @@ constexpr int kSlots = 8;
 constexpr int64_t kReportMs = 100;
 constexpr int64_t kTickMs = 20;
 constexpr int64_t kStepMs = 1000;
-
-// Of this thread, in seconds: what others do on the machine counts little.
-double cpu_s() {
-  timespec t{};
-  clock_gettime(CLOCK_THREAD_CPUTIME_ID, &t);
-  return static_cast<double>(t.tv_sec) + static_cast<double>(t.tv_nsec) * 1e-9;
-}
 
 Result<pb::Job> job_for(int workers) {
   const std::string toml = fmt::format(
@@ -94,7 +87,7 @@ class Cluster {
       if (now_ % kTickMs == 0) inputs.emplace_back(core::Tick{});
       if (scan_) inputs.emplace_back(core::CheckpointsScanned{});
       scan_ = false;
-      const double began = cpu_s();
+      const double began = thread_cpu_s();
       std::vector<core::Action> all;
       const auto add = [&](std::vector<core::Action> actions) {
         std::move(actions.begin(), actions.end(), std::back_inserter(all));
@@ -106,11 +99,12 @@ class Cluster {
       // As the daemon does it. Of a look only its CPU time passes.
       const int64_t now_ns = now_ * 1'000'000;
       if (looks_.is_due(now_ns)) {
-        const double looked = cpu_s();
+        const double looked = thread_cpu_s();
         add(core_.settle(now_));
-        looks_.done(now_ns + static_cast<int64_t>((cpu_s() - looked) * 1e9));
+        looks_.done(now_ns +
+                    static_cast<int64_t>((thread_cpu_s() - looked) * 1e9));
       }
-      spent += cpu_s() - began;
+      spent += thread_cpu_s() - began;
       inputs_ += static_cast<int64_t>(inputs.size());
       take(all);
     }

@@ -102,10 +102,6 @@ Result<std::vector<Configuration>> configurations(const Options& o, int n) {
       {"pp, zb-h1", {.pp = n}, 0, ScheduleKind::kZbH1}};
 }
 
-double seconds_since(int64_t ns) {
-  return static_cast<double>(monotonic_ns() - ns) * 1e-9;
-}
-
 // An engine with a data-parallel rank's microbatches of random tokens.
 class Runner {
  public:

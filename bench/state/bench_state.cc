@@ -21,6 +21,7 @@
 #include <string>
 #include <vector>
 
+#include "bench/cpu_time.h"
 #include "bench/dtype.h"
 #include "bench/kept_state.h"
 #include "bench/median.h"
@@ -139,7 +140,7 @@ class Trial {
                                  }});
     RETURN_IF_ERROR(r.status());
     RETURN_IF_ERROR(replicated);
-    double s = static_cast<double>(monotonic_ns() - began) * 1e-9;
+    double s = seconds_since(began);
     update_s_ = r->times.update;
     cpu_s_ = thread_cpu_s() - cpu_began;
     world_.all_reduce(std::span<double>(&s, 1), comm::Op::kMax);

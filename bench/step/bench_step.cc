@@ -109,7 +109,7 @@ class Trainer {
                      engine_->run({.lr = 1e-4,
                                    .microbatches = batch_.list(),
                                    .global_tokens = o_.batch * o_.seq}));
-    const double seconds = static_cast<double>(monotonic_ns() - start) * 1e-9;
+    const double seconds = seconds_since(start);
     if (engine_->step() == 1) first_loss_ = r.loss;
     if (!measured) return ok_status();
     steps_.push_back(seconds);

@@ -311,7 +311,7 @@ class Profiler final : public ProfilingBackend {
     const int64_t start = monotonic_ns();
     f();
     b_.synchronize();
-    const double seconds = static_cast<double>(monotonic_ns() - start) * 1e-9;
+    const double seconds = seconds_since(start);
     OperationCost& sum = costs_[kind];
     sum.seconds += seconds;
     sum.flops += cost.flops;

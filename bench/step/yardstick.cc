@@ -35,7 +35,7 @@ HostBlock block(int64_t bytes) {
 double seconds(const std::function<void()>& f) {
   const int64_t start = monotonic_ns();
   f();
-  return static_cast<double>(monotonic_ns() - start) * 1e-9;
+  return seconds_since(start);
 }
 
 dnnl::memory::desc matrix(int64_t rows, int64_t cols, Dtype d,

@@ -6,7 +6,6 @@
 // whole, in neighbouring measurements, is the share that no faster BPE could
 // save.
 #include <fmt/format.h>
-#include <time.h>
 
 #include <CLI/CLI.hpp>
 #include <algorithm>
@@ -15,6 +14,7 @@
 #include <string>
 #include <vector>
 
+#include "bench/cpu_time.h"
 #include "bench/median.h"
 #include "bench/targets.h"
 #include "worker/data/text_reader.h"
@@ -64,18 +64,11 @@ std::vector<std::string_view> documents_of(std::string_view text) {
   return documents;
 }
 
-// Processor time, because other programs share the machine.
-double processor_seconds() {
-  timespec t{};
-  clock_gettime(CLOCK_THREAD_CPUTIME_ID, &t);
-  return static_cast<double>(t.tv_sec) + 1e-9 * static_cast<double>(t.tv_nsec);
-}
-
 template <typename F>
 double seconds_of(const F& f) {
-  const double begin = processor_seconds();
+  const double began = thread_cpu_s();
   f();
-  return processor_seconds() - begin;
+  return thread_cpu_s() - began;
 }
 
 struct Measured {

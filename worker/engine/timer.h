@@ -8,9 +8,7 @@ namespace remesh::engine {
 class Timer {
  public:
   explicit Timer(double& seconds) : seconds_(seconds) {}
-  ~Timer() {
-    seconds_ += static_cast<double>(monotonic_ns() - began_ns_) * 1e-9;
-  }
+  ~Timer() { seconds_ += seconds_since(began_ns_); }
   Timer(const Timer&) = delete;
   Timer& operator=(const Timer&) = delete;
 

@@ -36,7 +36,7 @@ size_t large_bytes(int ranks) {
 double seconds_of(const std::function<void()>& work) {
   const int64_t began = monotonic_ns();
   work();
-  return static_cast<double>(monotonic_ns() - began) * 1e-9;
+  return seconds_since(began);
 }
 
 // The fastest of rounds of the same work: in the others something else had the

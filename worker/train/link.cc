@@ -1,10 +1,11 @@
 #include "worker/train/link.h"
 
 #include <algorithm>
-#include <chrono>
 #include <cstddef>
 #include <set>
 #include <span>
+
+#include "proto/base/clock.h"
 
 namespace remesh::train {
 namespace {
@@ -12,11 +13,6 @@ namespace {
 constexpr size_t kMessage = size_t{1} << 20;
 constexpr double kEnoughS = 0.2;
 constexpr int kMostMessages = 1024;
-
-double seconds_since(std::chrono::steady_clock::time_point began) {
-  return std::chrono::duration<double>(std::chrono::steady_clock::now() - began)
-      .count();
-}
 
 }  // namespace
 
@@ -31,10 +27,10 @@ double measure_link(comm::Comm& world, const std::vector<std::string>& hosts) {
   // The first round opens connections; then twice as many messages each, until
   // the slowest took long enough. All ranks follow the same time.
   for (int messages = 1;; messages *= 2) {
-    const auto began = std::chrono::steady_clock::now();
+    const int64_t began_ns = monotonic_ns();
     if (first)
       for (int i = 0; i < messages; ++i) leaders->all_gather(mine, all);
-    double seconds = seconds_since(began);
+    double seconds = seconds_since(began_ns);
     world.all_reduce(std::span<double>(&seconds, 1), comm::Op::kMax);
     if (messages > 1 && (seconds >= kEnoughS || messages >= kMostMessages))
       return static_cast<double>(messages) * static_cast<double>(kMessage) *

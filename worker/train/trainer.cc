@@ -174,7 +174,7 @@ board::StepRecord Trainer::record_of(int64_t step, double lr,
                                      int64_t began_ns) const {
   const pb::Train& t = job_.train();
   const int64_t tokens = t.global_batch_size() * t.seq_len();
-  const double step_s = static_cast<double>(monotonic_ns() - began_ns) * 1e-9;
+  const double step_s = seconds_since(began_ns);
   const double tokens_per_s = static_cast<double>(tokens) / step_s;
   const double flops_per_s = flops_per_token_ * tokens_per_s;
   return {.step = step,
