@@ -25,6 +25,7 @@
 namespace remesh::bench {
 namespace {
 
+constexpr const char* kPython = "/usr/bin/python3";
 constexpr int64_t kPeerMs = 300'000;
 // Targets.
 constexpr double kRecoveryS = 0.5;  // plus one step
@@ -33,7 +34,8 @@ constexpr double kFoundSlackS = 0.3;  // a few reports
 constexpr double kPeerRatio = 6;
 constexpr double kGapRatio = 1.5;
 constexpr double kJoinRatio = 2;  // worst pause over the median
-// torchrun polls its workers: by default rarely, and as often as it may.
+// Between torchrun's looks at its workers: the default up to PyTorch 2.3, and
+// since 2.4.
 constexpr const char* kPeerIntervals[] = {"5", "0.1"};
 
 struct Arguments {
@@ -114,11 +116,17 @@ void print_row(const Row& row, size_t trials, const Outcome& o) {
   std::fflush(stdout);
 }
 
+// With the end of the line.
+std::string peer_version() {
+  return testing::run_program(
+             {kPython, "-c", "import torch; print(torch.__version__)"}, kPeerMs)
+      .output;
+}
+
 // torchrun's recoveries, which the peer program prints.
 Summary run_peer(const std::string& file, const std::string& interval_s) {
-  const std::string python = "/usr/bin/python3";
   const testing::Finished f = testing::run_program(
-      {python, file, "drive"}, kPeerMs, {{"MON", interval_s}});
+      {kPython, file, "drive"}, kPeerMs, {{"MON", interval_s}});
   std::vector<double> seconds;
   for (const std::string& line : testing::split_lines(f.output))
     if (line.starts_with("recovery "))
@@ -266,11 +274,13 @@ int run(const Arguments& a) {
       fmt::print("\nparts of the start of the last rank: {}\n", parts);
   }
   Peers peers;
-  if (!a.peer.empty() && !a.bench.model.empty())
+  if (!a.peer.empty() && !a.bench.model.empty()) {
     fmt::print("torchrun: skipped, the peer has no model of that size\n");
-  else if (!a.peer.empty())
+  } else if (!a.peer.empty()) {
+    fmt::print("\ntorchrun of PyTorch {}", peer_version());
     for (const char* interval : kPeerIntervals)
       peers[interval] = run_peer(a.peer, interval);
+  }
   print_notes();
   judge(a, outcomes, peers, targets);
   return targets.report();
