@@ -84,13 +84,4 @@ double Generator::loss(std::span<const int32_t> tokens) {
                           nullptr, hooks);
 }
 
-uint64_t Generator::weight_bytes() const {
-  const model::Stage::Memory m = stage_->memory();
-  const int64_t read = table_.num_elements() -
-                       (table_.config().tie_embeddings
-                            ? 0
-                            : table_.config().vocab_size * table_.config().dim);
-  return m.weights > 0 ? m.weights : static_cast<uint64_t>(read) * 4;
-}
-
 }  // namespace remesh::sample

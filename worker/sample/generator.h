@@ -50,8 +50,6 @@ class Generator {
   int64_t window() const { return window_; }
 
   int64_t vocab_size() const { return table_.config().vocab_size; }
-  // That a token reads: of the weights, once.
-  uint64_t weight_bytes() const;
 
  private:
   class Hooks;

@@ -1,7 +1,5 @@
 #include "worker/sample/weights.h"
 
-#include <fmt/format.h>
-
 #include <algorithm>
 #include <map>
 #include <memory>
@@ -27,7 +25,6 @@ struct Held {
 };
 // A state whose parts together have every parameter.
 struct WholeState {
-  int64_t step = 0;
   std::vector<Held> parts;
 };
 
@@ -61,7 +58,7 @@ Result<WholeState> find_state(const geometry::ParamTable& table,
     const geometry::Sharding& sharding =
         parts.begin()->second.state.info.sharding;
     std::vector<int> ranks;
-    WholeState out{.step = when.first};
+    WholeState out;
     for (const auto& [rank, held] : parts) {
       if (!(held.state.info.sharding == sharding)) continue;
       ranks.push_back(rank);
@@ -101,8 +98,7 @@ Result<Weights> weights_in_memory(const geometry::ModelConfig& model,
   if (!model.validate().ok()) return not_found("the model is not known");
   const uint64_t job = std::max<uint64_t>(1, run_id);
   const auto table = geometry::ParamTable::make(model);
-  ASSIGN_OR_RETURN(const WholeState first,
-                   find_state(table, shared, job, above_step));
+  RETURN_IF_ERROR(find_state(table, shared, job, above_step).status());
   auto load = [shared, job, above_step](const geometry::ParamTable& t,
                                         std::span<float> weights) {
     Status last;
@@ -116,8 +112,7 @@ Result<Weights> weights_in_memory(const geometry::ModelConfig& model,
     }
     return last;
   };
-  return Weights{model, fmt::format("step {} or later, in memory", first.step),
-                 std::move(load)};
+  return Weights{model, std::move(load)};
 }
 
 namespace {
@@ -142,7 +137,7 @@ Result<Weights> with_base(FileSystem& fs, const ModelFiles& files,
     huggingface::add_adapters(a, table, whole, weights);
     return ok_status();
   };
-  return Weights{live.model.base(), live.where, std::move(load)};
+  return Weights{live.model.base(), std::move(load)};
 }
 
 }  // namespace
@@ -166,7 +161,7 @@ Result<Weights> open_weights(FileSystem& fs, const ModelFiles& files) {
                        std::span<float> weights) {
     return source->load(table, geometry::whole_pieces(table), weights, [] {});
   };
-  return Weights{source->model(), files.weights, std::move(load)};
+  return Weights{source->model(), std::move(load)};
 }
 
 }  // namespace remesh::sample

@@ -17,7 +17,6 @@ namespace remesh::sample {
 
 struct Weights {
   geometry::ModelConfig model;
-  std::string where;  // for people
   // Fills the vector of all parameters, in the order of the table of `model`.
   std::function<Status(const geometry::ParamTable&, std::span<float>)> load;
 };
