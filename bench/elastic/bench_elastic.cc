@@ -82,9 +82,10 @@ Summary summarize(std::vector<double> v) {
 template <typename T>
 Summary summarize(const std::vector<Trial>& trials, T Trial::*field) {
   std::vector<double> v;
-  for (const Trial& t : trials)
-    if (static_cast<double>(t.*field) >= 0)
-      v.push_back(static_cast<double>(t.*field));
+  for (const Trial& t : trials) {
+    if (t.*field < 0) return {};  // one that was not measured may be the worst
+    v.push_back(static_cast<double>(t.*field));
+  }
   return summarize(std::move(v));
 }
 
