@@ -102,9 +102,15 @@ void row(comm::Comm& world, size_t bytes) {
   fmt::print("{}\n", out.dump());
 }
 
+std::vector<size_t> sizes_up_to(size_t max_mib) {
+  std::vector<size_t> out;
+  for (size_t bytes = kSmallest; bytes <= max_mib << 20; bytes *= 4)
+    out.push_back(bytes);
+  return out;
+}
+
 Status measure(const Options& o, comm::Comm& world) {
-  for (size_t bytes = kSmallest; bytes <= o.max_mib << 20; bytes *= 4)
-    row(world, bytes);
+  for (const size_t bytes : sizes_up_to(o.max_mib)) row(world, bytes);
   return ok_status();
 }
 
@@ -123,8 +129,9 @@ void print_table(const Options& o, const std::vector<Json>& rows) {
 }
 
 int run(const Options& o) {
-  const auto rows = run_in_ranks(
-      o.ranks, {"--max-mib", std::to_string(o.smoke ? 1 : o.max_mib)});
+  const size_t max_mib = o.smoke ? 1 : o.max_mib;
+  const auto rows =
+      run_in_ranks(o.ranks, {"--max-mib", std::to_string(max_mib)});
   if (!rows.ok()) {
     fmt::print(stderr, "bench_comm: {}\n", rows.status().message());
     return kExitFailed;
@@ -134,7 +141,8 @@ int run(const Options& o) {
   else
     print_table(o, *rows);
   Targets targets(o.smoke);
-  targets.require("one row per message size", !rows->empty());
+  targets.require("one row per message size",
+                  rows->size() == sizes_up_to(max_mib).size());
   for (const Json& r : *rows)
     targets.require(
         fmt::format("sums of {} bytes are exact", r["bytes"].get<size_t>()),

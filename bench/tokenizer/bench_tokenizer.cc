@@ -183,7 +183,9 @@ int main(int argc, char** argv) {
                      tokenizer::kTokenizerHelp);
   app.add_option("--vocab-size", o.vocab_size, "Of the trained one")
       ->capture_default_str();
-  app.add_option("--rounds", o.rounds, "Measurements")->capture_default_str();
+  app.add_option("--rounds", o.rounds, "Measurements")
+      ->check(CLI::Range(1, 1000))
+      ->capture_default_str();
   app.add_flag("--smoke", o.smoke, "Tiny and quick; targets are not judged");
   CLI11_PARSE(app, argc, argv);
   const auto code = run(o);
