@@ -62,6 +62,7 @@ struct Options {
   int64_t seq = 256;
   std::string dtype = default_dtype();
   int rounds = 3;
+  int cores = 0;  // that all ranks may use; 0: started under mpirun by hand
   std::vector<int> ranks = {2, 4};
   bool json = false;
   bool smoke = false;
@@ -338,8 +339,9 @@ Status check_cores(comm::Comm& world, int wanted) {
 Status measure(const Options& o, comm::MpiWorld& mpi) {
   comm::Comm& world = mpi.world();
   const auto table = geometry::ParamTable::make(models().at(o.size));
-  const int num_cores =
-      std::min(world.size(), static_cast<int>(sysconf(_SC_NPROCESSORS_ONLN)));
+  const int num_cores = std::min(
+      world.size(),
+      o.cores > 0 ? o.cores : static_cast<int>(sysconf(_SC_NPROCESSORS_ONLN)));
   RETURN_IF_ERROR(check_cores(world, num_cores));
   Baselines baselines{.cores = num_cores};
   const auto self = comm::make_local_comms(1);
@@ -412,7 +414,8 @@ std::vector<std::string> arguments_of(const Options& o) {
       "--batch",        std::to_string(o.batch),
       "--seq",          std::to_string(o.seq),
       "--dtype",        o.dtype,
-      "--rounds",       std::to_string(o.rounds)};
+      "--rounds",       std::to_string(o.rounds),
+      "--cores",        std::to_string(cores())};
   const auto more = [&](const std::vector<std::string>& b) {
     a.insert(a.end(), b.begin(), b.end());
   };
@@ -462,6 +465,7 @@ int main(int argc, char** argv) {
   app.add_option("--rounds", o.rounds, "Steps measured per configuration")
       ->capture_default_str()
       ->check(CLI::Range(1, 1000));
+  app.add_option("--cores", o.cores)->group("");  // for its own ranks
   app.add_flag("--json", o.json, "One JSON object per line");
   app.add_option("--ranks", o.ranks, "Numbers of ranks, a run for each")
       ->delimiter(',')
