@@ -7,7 +7,8 @@
 
 namespace remesh::jobfile {
 
-// In user_state_folder(), for each host of a shared home; "" if there is none.
+// In user_state_folder(), for each host of a shared home, by its name and
+// /etc/machine-id; "" if there is none.
 std::string local_cluster_path();
 
 }  // namespace remesh::jobfile

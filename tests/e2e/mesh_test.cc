@@ -6,11 +6,18 @@
 #include <cmath>
 #include <filesystem>
 
-#include "proto/base/process.h"
 #include "tests/e2e/e2e.h"
 
 namespace remesh::e2e {
 namespace {
+
+std::vector<std::string> descriptions_in(const std::string& state) {
+  std::vector<std::string> out;
+  for (const auto& f :
+       std::filesystem::recursive_directory_iterator(state + "/remesh/hosts"))
+    if (f.path().filename() == "local.toml") out.push_back(f.path());
+  return out;
+}
 
 class MeshTest : public E2e {
  protected:
@@ -105,10 +112,8 @@ TEST_F(MeshTest, AutomaticDegreesFollowTheMeasurementsOfWorkers) {
         {"parallel.pipeline_parallel_degree", "-1"}});
   const auto described = [&] {
     std::vector<std::string> out;
-    for (const auto& f : std::filesystem::recursive_directory_iterator(
-             c().folder() + "/state/remesh/hosts"))
-      if (f.path().filename() == "local.toml")
-        out.push_back(testing::read_whole(f.path()));
+    for (const std::string& path : descriptions_in(c().folder() + "/state"))
+      out.push_back(testing::read_whole(path));
     return out;
   };
   expect_exit(c().start_run(2), 0, 60'000);
@@ -129,15 +134,22 @@ TEST_F(MeshTest, WorkersOnSlowHostsGetFewerMicrobatches) {
   c().start_coordinator();
   for (const auto& [name, tflops] : {std::pair("fast", 0.28), {"slow", 0.1}}) {
     const std::string state = c().folder() + "/state-of-" + name;
-    const std::string folder = state + "/remesh/hosts/" + host_name();
-    std::filesystem::create_directories(folder);
+    // Measured once for where it is and what the processor is called.
+    const Finished measured =
+        testing::run_program({testing::program("remesh-measure"), "--core"},
+                             60'000, {{"XDG_STATE_HOME", state}});
+    ASSERT_EQ(measured.exit.code, 0) << measured.output;
+    const auto paths = descriptions_in(state);
+    ASSERT_EQ(paths.size(), 1U);
+    const std::string text = testing::read_whole(paths[0]);
     testing::write_whole(
-        folder + "/local.toml",
-        fmt::format("[device]\nname = \"core\"\nmemory_gb = 4.0\n"
-                    "memory_gb_per_s = 10.0\npeak_tflops = {0}\n"
-                    "peak_fp32_tflops = {0}\n[node]\ndevices = 1\n"
-                    "gb_per_s = 4.0\n[network]\ngb_per_s = 0.1\n",
-                    tflops));
+        paths[0],
+        text.substr(0, text.find('\n', text.find("name = "))) +
+            fmt::format("\nmemory_gb = 4.0\n"
+                        "memory_gb_per_s = 10.0\npeak_tflops = {0}\n"
+                        "peak_fp32_tflops = {0}\n[node]\ndevices = 1\n"
+                        "gb_per_s = 4.0\n[network]\ngb_per_s = 0.1\n",
+                        tflops));
     c().start_worker({.name = name,
                       .more = {"--host-name", name},
                       .prefix = {"env", "XDG_STATE_HOME=" + state}});

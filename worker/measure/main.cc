@@ -49,12 +49,14 @@ Status measure(comm::MpiWorld& mpi, const Options& o) {
   return ok_status();
 }
 
-// What was found out before, if it can be used.
+// What was found out before, if it can be used and is of this processor: hosts
+// are replaced under their names.
 std::optional<std::string> known_text(const std::string& path) {
   const auto text = jobfile::read_text(path);
   pb::Cluster cluster;
   if (!text.ok() ||
-      !jobfile::parse_description(*text, {.name = path}, &cluster).ok())
+      !jobfile::parse_description(*text, {.name = path}, &cluster).ok() ||
+      cluster.device().name() != processor_name())
     return std::nullopt;
   return *text;
 }

@@ -184,14 +184,17 @@ expect 2 "--mtbf-hours" "$bin/remesh" $project --tokens 1e12 --mtbf-hours 0
 expect 2 "--tokens" "$bin/remesh" $project --tokens nan
 expect 5 "run \`remesh plan measure\`" "$bin/remesh" plan job.toml \
   --cluster local --gpus 2
-measured=state/remesh/hosts/$(uname -n)/local.toml
-expect 0 "written to $dir/$measured" \
+expect 0 "written to $dir/state/remesh/hosts/$(uname -n)" \
   "$bin/remesh" plan measure
+measured=$(find state/remesh/hosts -name local.toml)
 expect 0 "best: " "$bin/remesh" plan job.toml --cluster local --gpus 2
 expect 0 "mesh dp3: 3 of 3 slots" "$bin/remesh" plan job.toml --slots 3
 echo "[device]" >"$measured"
 expect 2 "device.name: is required" "$bin/remesh" plan job.toml --slots 3
 expect 0 "peak_fp32_tflops" "$bin/remesh-measure" --core  # replaces it
+sed -i 's/^name = .*/name = "another processor"/' "$measured"
+expect 0 "peak_fp32_tflops" "$bin/remesh-measure" --core  # and this
+expect 1 "" grep "another processor" "$measured"
 expect 0 "best: " "$bin/remesh" plan job.toml --cluster local --gpus 2
 rm -r state/remesh/hosts
 XDG_STATE_HOME=/proc/none expect 0 "peak_fp32_tflops" \
