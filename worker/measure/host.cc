@@ -99,6 +99,12 @@ class Host {
     return x / world_->size();
   }
 
+  // Whether memory is short for any rank so far, which no other must wait for.
+  bool lacks_memory(bool here = false) {
+    short_ = mean_over_ranks(short_ || here ? 1 : 0) > 0;
+    return short_;
+  }
+
   struct Free {
     Backend* backend;
     void operator()(void* p) const { backend->release(p); }
@@ -152,7 +158,7 @@ class Host {
     const int64_t n = s.T * s.stride;
     const Buffer q = buffer(n), k = buffer(n), v = buffer(n), o = buffer(n);
     const Buffer lse = buffer(s.T * s.num_heads);
-    if (short_) return 1;
+    if (lacks_memory()) return 1;
     const double s_each = fastest(rounds([&] {
       backend_.attention(d, s, q.get(), k.get(), v.get(), o.get(), lse.get());
       backend_.synchronize();
@@ -169,7 +175,7 @@ class Host {
     const int64_t n = kRows * kDim;
     const Buffer x = buffer(n), branch = buffer(n), y = buffer(n);
     const Buffer weight = buffer(kDim), rstd = buffer(kRows);
-    if (short_) return 1;
+    if (lacks_memory()) return 1;
     const double s = fastest(rounds([&] {
       backend_.rmsnorm(Dtype::kFp32, x.get(), branch.get(), weight.get(), 1e-5,
                        kRows, kDim, x.get(), y.get(), rstd.get());
@@ -224,7 +230,7 @@ class Host {
     const auto w = backend_.make_weight(Dtype::kFp32, kWidth, kWidth);
     const Buffer master = buffer(kWidth * kWidth), x = buffer(kRows * kWidth),
                  y = buffer(kRows * kWidth);
-    if (short_ || !w) return 1;
+    if (lacks_memory(w == nullptr)) return 1;
     backend_.load_weight(*w, master.get());
     std::vector<std::byte> mine(each);
     std::vector<std::byte> all(each * static_cast<size_t>(world_->size()));
@@ -254,7 +260,7 @@ class Host {
     const auto w = backend_.make_weight(Dtype::kFp32, kWidth, kWidth);
     const Buffer master = buffer(kWidth * kWidth), x = buffer(kRows * kWidth),
                  y = buffer(kRows * kWidth);
-    if (short_ || !w) return 0;
+    if (lacks_memory(w == nullptr)) return 0;
     backend_.load_weight(*w, master.get());
     const std::vector<double> times = rounds([&] {
       for (int i = 0; i < kGemms; ++i)

@@ -29,11 +29,16 @@ struct Options {
   bool core = false;
 };
 
-std::string text_of(Measured m, const Options& o) {
+// Fails if nobody could read it, as when a rate is absurd.
+Result<std::string> text_of(Measured m, const Options& o) {
   m.network_bytes_per_s =
       o.network_gb_per_s > 0 ? o.network_gb_per_s * 1e9 : network_speed();
   if (m.network_bytes_per_s == 0) m.network_bytes_per_s = kGigabitEthernet;
-  return jobfile::description_text(describe(m));
+  std::string text = jobfile::description_text(describe(m));
+  pb::Cluster cluster;
+  RETURN_IF_ERROR(
+      jobfile::parse_description(text, {.name = "measured"}, &cluster));
+  return text;
 }
 
 Status measure(comm::MpiWorld& mpi, const Options& o) {
@@ -42,7 +47,7 @@ Status measure(comm::MpiWorld& mpi, const Options& o) {
   const auto backend = kernels::make_cpu_backend(1);
   ASSIGN_OR_RETURN(Measured m, measure_host(mpi.world(), *backend));
   if (mpi.rank() != 0) return ok_status();
-  const std::string text = text_of(std::move(m), o);
+  ASSIGN_OR_RETURN(const std::string text, text_of(std::move(m), o));
   if (!o.out.empty())
     return write_file_atomically(*posix_file_system(), o.out, text);
   fmt::print("{}", text);
@@ -75,7 +80,7 @@ Status measure_once(const Options& o) {
   std::optional<std::string> text = known_text(path);
   if (!text) {
     ASSIGN_OR_RETURN(Measured m, measure_cores(usable_cores()));
-    text = text_of(std::move(m), o);
+    ASSIGN_OR_RETURN(text, text_of(std::move(m), o));
     if (kept) (void)write_file_atomically(*posix_file_system(), path, *text);
   }
   fmt::print("{}", *text);

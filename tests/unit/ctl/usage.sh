@@ -197,6 +197,8 @@ expect 0 "peak_fp32_tflops" "$bin/remesh-measure" --core  # and this
 expect 1 "" grep "another processor" "$measured"
 expect 0 "best: " "$bin/remesh" plan job.toml --cluster local --gpus 2
 rm -r state/remesh/hosts
+expect 2 "network.gb_per_s" "$bin/remesh-measure" --core --network 1e-15
+expect 1 "" test -e "$measured"  # nothing that cannot be read
 XDG_STATE_HOME=/proc/none expect 0 "peak_fp32_tflops" \
   "$bin/remesh-measure" --core  # cannot be kept
 expect 2 "'speed' is no knob; there are ranks, tp" \
