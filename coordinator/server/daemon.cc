@@ -30,7 +30,6 @@
 #include "proto/base/log.h"
 #include "proto/base/process.h"
 #include "proto/base/text.h"
-#include "proto/limits/plausible.h"
 #include "proto/rundir/events.h"
 #include "proto/wire/channel.h"
 #include "proto/wire/loop.h"
@@ -275,9 +274,8 @@ class DaemonImpl : public Daemon {
         if (Clients::waits_for_end(command))
           return clients_.await_end(*server_, peer, command);
         const uint64_t token = clients_.add(peer, command);
-        if (clients_.asks_for_change(token) && outbox_->problem())
-          decline(token, "nothing is changed");
-        else
+        if (!clients_.asks_for_change(token) ||
+            !declined(token, "nothing is changed"))
           dispatch(core::CommandReceived{token, command});
         break;
       }
@@ -300,12 +298,10 @@ class DaemonImpl : public Daemon {
     const pb::Report& report = r.envelope.report();
     const auto actions =
         core_->take(core::ReportReceived{report, r.key}, monotonic_ms());
-    if (core_->follows(report)) {
-      if (mail_->size() >= limits::kMaxWorkers)
-        mail_->keep_only(
-            [this](const std::string& name) { return core_->is_member(name); });
-      mail_->note(r.peer, report);
-    }
+    if (core_->follows(report))
+      mail_->note(r.peer, report, [this](const std::string& name) {
+        return core_->is_member(name);
+      });
     reporter_ = r.peer;
     execute(actions);
   }
@@ -373,15 +369,19 @@ class DaemonImpl : public Daemon {
 
   // Whoever asks for a change learns why it is not written, instead of waiting.
   void answer_waiting() {
-    if (!outbox_->problem()) return;
     for (const uint64_t token : clients_.wait_for_a_write())
-      decline(token, "what was asked is done when it can be written");
+      if (!declined(token, "what was asked is done when it can be written"))
+        return;
   }
 
-  void decline(uint64_t token, const std::string& consequence) {
-    pb::Reply reply = not_now(*outbox_->problem(), consequence);
+  // Asks for the problem once: the next write may succeed at any moment.
+  bool declined(uint64_t token, const std::string& consequence) {
+    const auto problem = outbox_->problem();
+    if (!problem) return false;
+    pb::Reply reply = not_now(*problem, consequence);
     *reply.mutable_status() = core_->status();
     respond(token, reply);
+    return true;
   }
 
   void respond(uint64_t token, pb::Reply reply) {

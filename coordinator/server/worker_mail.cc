@@ -2,18 +2,19 @@
 
 #include <utility>
 
+#include "proto/limits/plausible.h"
+
 namespace remesh::server {
 
-void WorkerMail::note(const wire::PeerId& peer, const pb::Report& report) {
+void WorkerMail::note(
+    const wire::PeerId& peer, const pb::Report& report,
+    const std::function<bool(const std::string&)>& is_member) {
+  if (places_.size() >= limits::kMaxWorkers)
+    std::erase_if(places_, [&](const auto& p) { return !is_member(p.first); });
   Place& place = places_[report.worker()];
   if (report.incarnation() != place.incarnation) place = {};
   place.peer = peer;
   place.incarnation = report.incarnation();
-}
-
-void WorkerMail::keep_only(
-    const std::function<bool(const std::string&)>& kept) {
-  std::erase_if(places_, [&](const auto& p) { return !kept(p.first); });
 }
 
 std::vector<std::string> WorkerMail::workers_at(

@@ -30,11 +30,10 @@ class WorkerMail {
   WorkerMail(wire::Server* server, const Outbox* outbox, std::string job)
       : server_(*server), outbox_(*outbox), job_(std::move(job)) {}
 
-  // The worker is where this report came from.
-  void note(const wire::PeerId& peer, const pb::Report& report);
-  size_t size() const { return places_.size(); }
-  // Forgets the workers of whose names that is false.
-  void keep_only(const std::function<bool(const std::string&)>& kept);
+  // The worker is where this report came from. Forgets those that are no
+  // members when there are very many.
+  void note(const wire::PeerId& peer, const pb::Report& report,
+            const std::function<bool(const std::string&)>& is_member);
   // The workers behind a broken connection.
   std::vector<std::string> workers_at(const wire::PeerId& peer) const;
 
