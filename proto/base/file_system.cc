@@ -22,7 +22,7 @@ namespace {
 // Nothing is written through a link that somebody else may have left there.
 Result<int> open_fd(const std::string& path, int flags) {
   int fd = -1;
-  if ((flags & O_CREAT) != 0) flags |= O_NOFOLLOW;
+  if ((flags & O_ACCMODE) != O_RDONLY) flags |= O_NOFOLLOW;
   do fd = ::open(path.c_str(), flags | O_CLOEXEC, 0666);
   while (fd < 0 && errno == EINTR);
   if (fd < 0) return os_error("open " + path, errno);

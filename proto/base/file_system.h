@@ -68,7 +68,7 @@ class FileSystem {
 
   // Only to be read.
   virtual Result<std::unique_ptr<File>> open(const std::string& path) = 0;
-  // An existing file, to be read and overwritten in place.
+  // An existing file, no link, to be read and overwritten in place.
   virtual Result<std::unique_ptr<File>> open_to_write(const std::string& path) {
     return open(path);
   }

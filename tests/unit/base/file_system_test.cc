@@ -131,7 +131,7 @@ TEST(WriteFileAtomically, RemovesWhatAKilledWriterLeft) {
       (std::vector<std::string>{others[0], "file", others[1], others[2]}));
 }
 
-TEST(FileSystem, CreatesNothingThroughALink) {
+TEST(FileSystem, WritesNothingThroughALink) {
   namespace fs = std::filesystem;
   const testing::TempDir dir;
   const std::string path = dir.path() + "/file", mine = dir.path() + "/mine";
@@ -141,6 +141,7 @@ TEST(FileSystem, CreatesNothingThroughALink) {
   EXPECT_NE(posix->create(path).status().message().find("through a link"),
             std::string::npos);
   EXPECT_FALSE(posix->create_streamed(path, {}).ok());
+  EXPECT_FALSE(posix->open_to_write(path).ok());
   EXPECT_EQ(*read_file(*posix, mine, 100), "kept");
   EXPECT_EQ(*read_file(*posix, path, 100), "kept");  // may be read
 }

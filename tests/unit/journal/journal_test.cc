@@ -182,6 +182,19 @@ TEST_F(JournalTest, AFailedPersistLeavesTheStateBefore) {
   EXPECT_EQ((*j)->restored()->generation(), 3);
 }
 
+// Another member of the group that owns the run directory may put a link there,
+// to a file of a size that a journal can have.
+TEST_F(JournalTest, NothingIsWrittenThroughALink) {
+  const auto j = Journal::open(*files_, path_);
+  ASSERT_TRUE(j.ok()) << j.status().message();
+  const std::string mine = dir_ + "/mine", content(300'000, 'x');
+  std::ofstream(mine, std::ios::binary) << content;
+  fs::remove(path_);
+  fs::create_symlink(mine, path_);
+  EXPECT_EQ((*j)->persist(state(1)).code(), Code::kIo);
+  EXPECT_EQ(*read_file(*files_, mine, content.size()), content);
+}
+
 TEST_F(JournalTest, OtherFilesAreRefusedWithWhatToDo) {
   for (const std::string& content :
        {std::string(), std::string("hello"), std::string(10'000, 'x')}) {
