@@ -145,6 +145,7 @@ Status Journal::load() {
 Status Journal::take_newest() {
   uint64_t complete = 0;  // sequence number of the newest mark
   std::optional<std::string> newest;
+  Status unread;  // a read error says nothing about the bytes
   for (int slot = 0; slot < 2; ++slot) {
     for (int copy = 0; copy < kMarkCopies; ++copy) {
       ASSIGN_OR_RETURN(const Header mark, read_header(mark_at(slot, copy)));
@@ -153,12 +154,16 @@ Status Journal::take_newest() {
     ASSIGN_OR_RETURN(const Header h, read_header(slot_at(slot)));
     if (!h.valid() || (newest && sequence_ > h.sequence)) continue;
     auto state = read_state(slot, h);
-    if (!state.ok()) continue;
+    if (!state.ok()) {
+      if (state.status().code() != Code::kCorrupt) unread = state.status();
+      continue;
+    }
     newest = std::move(*state);
     slot_ = slot;
     sequence_ = h.sequence;
     epoch_ = h.epoch;
   }
+  if (!newest || sequence_ < complete) RETURN_IF_ERROR(unread);
   if (!newest) return corrupt("no slot verifies");
   if (sequence_ < complete)
     return corrupt(fmt::format("state {} does not verify, the one before is {}",
@@ -186,7 +191,11 @@ Status Journal::take_others(uint64_t epoch) {
     // This object began to write it, and failed.
     const bool own = h.sequence == known + 1 && h.epoch == epoch &&
                      h.checksum == tried_checksum_;
-    if (own || !read_state(slot, h).ok()) continue;
+    if (own) continue;
+    const Status read = read_state(slot, h).status();
+    if (h.sequence > known && read.code() != Code::kCorrupt)
+      RETURN_IF_ERROR(read);
+    if (!read.ok()) continue;
     if (h.sequence > known && h.epoch >= epoch)
       return cancelled(fmt::format(
           "{}: another coordinator, of epoch {}, has written to the journal; "

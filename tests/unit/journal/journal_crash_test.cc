@@ -111,9 +111,26 @@ TEST_P(JournalCrashTest, AFailureAtAnyCallIsReportedAndLosesNothing) {
       const int64_t generation = found(*fs, where);
       EXPECT_TRUE(generation == 2 || (!done.ok() && generation == before()))
           << where << generation << ", " << done.to_string();
+      EXPECT_NE(done.code(), Code::kCorrupt) << where << "it is sound";
       EXPECT_TRUE(second(*fs).ok()) << where;
       EXPECT_EQ(found(*fs, where), 2);
     }
+  }
+}
+
+TEST_P(JournalCrashTest, AFailedReadHidesNoOtherWriter) {
+  bool reached = true;
+  for (int64_t call = 0; reached; ++call) {
+    const auto fs = start_.clone();
+    const auto older = Journal::open(*fs, kPath);
+    const auto younger = Journal::open(*fs, kPath);
+    ASSERT_TRUE(older.ok() && younger.ok());
+    pb::Durable newer = state(2, GetParam().grows);
+    newer.set_epoch(8);
+    ASSERT_TRUE((*younger)->persist(newer).ok());
+    fs->fail_at(call, Fault::kIoOnce);
+    EXPECT_FALSE((*older)->persist(state(3, GetParam().grows)).ok()) << call;
+    reached = fs->calls() > call;
   }
 }
 
