@@ -22,6 +22,7 @@ constexpr std::array<char, 8> kNoteHead = {'R',      'M', 'S', 'H',
                                            kVersion, 1,   0,   0};
 constexpr size_t kMagicBytes = 4;
 constexpr size_t kMaxNoteBytes = 4096;
+constexpr int64_t kCurveBytes = 64;  // at most, of encryption: 33 now
 constexpr int kHeartbeatMs = 1000;
 constexpr int kLingerMs = 500;
 // Before the gradients in the queues of a full link: precedence "internetwork
@@ -66,7 +67,7 @@ void set_common_options(void* socket, const std::string& address,
   s.set(zmq::sockopt::heartbeat_timeout, silence_ms);
   s.set(zmq::sockopt::handshake_ivl, kHandshakeMs);
   s.set(zmq::sockopt::maxmsgsize,
-        max_bytes + static_cast<int64_t>(kHead.size()));
+        max_bytes + static_cast<int64_t>(kHead.size()) + kCurveBytes);
   s.set(zmq::sockopt::tos, kTos);
   if (address.find('[') != std::string::npos) s.set(zmq::sockopt::ipv6, true);
 }

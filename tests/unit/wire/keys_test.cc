@@ -120,6 +120,22 @@ class KeysTest : public ::testing::Test {
   std::unique_ptr<Server> bound_;
 };
 
+TEST_F(KeysTest, TheLargestMessageArrivesEncrypted) {
+  auto client = connect(member_);
+  ASSERT_TRUE(hears(client.get()));
+  pb::Envelope e = report(std::string(kMaxRequestBytes, 'w'));
+  std::string* name = e.mutable_report()->mutable_worker();
+  name->resize(name->size() - (e.ByteSizeLong() - kMaxRequestBytes));
+  ASSERT_EQ(e.ByteSizeLong(), static_cast<size_t>(kMaxRequestBytes));
+  ASSERT_TRUE(client->send(e));
+  for (int i = 0; i < 3000; ++i) {
+    const auto r = bound_->receive();
+    if (r && r->envelope.ByteSizeLong() == e.ByteSizeLong()) return;
+    if (!r) usleep(10'000);
+  }
+  FAIL() << "its connection was closed";
+}
+
 TEST_F(KeysTest, AMembersMessagesArriveWithItsKey) {
   auto client = connect(member_);
   const auto r = hear({client.get()});
