@@ -94,6 +94,8 @@ Status check_metrics(const pb::StepMetrics& m, int64_t steps) {
   RETURN_IF_ERROR(number("metrics.tokens", m.tokens()));
   RETURN_IF_ERROR(seconds("metrics.step_s", m.step_s()));
   RETURN_IF_ERROR(seconds("metrics.time", m.time()));
+  RETURN_IF_ERROR(
+      at_most("validation losses", m.val_losses_size(), kMaxValidated));
   return check(m.mesh());
 }
 
@@ -247,6 +249,11 @@ void clean(pb::Report* report) {
     clean_lines(r.mutable_log_tail());
   }
   clean_lines(report->mutable_damaged());
+  for (pb::StateHolding& h : *report->mutable_holdings()) {
+    h.clear_worker();
+    h.clear_host();
+  }
+  report->DiscardUnknownFields();
 }
 
 bool valid_name(std::string_view name) {

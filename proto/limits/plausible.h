@@ -35,6 +35,7 @@ inline constexpr size_t kMaxHost = 255;       // of the name of a host
 inline constexpr size_t kMaxHardware = 4096;  // of its description
 inline constexpr int kMaxLines = 64;          // of a log, of damages
 inline constexpr int kMaxMetrics = 16'384;    // steps in a report
+inline constexpr int kMaxValidated = 64;      // members of a mixture
 inline constexpr int64_t kMaxFenceIndex = 2;
 inline constexpr size_t kMaxFenceBytes = 64 << 10;  // of a rank
 // An inventory: own states and replicas of several steps, of all slots that the
@@ -62,7 +63,8 @@ Status check(const pb::Mesh& mesh);
 bool has_unknown_value(const google::protobuf::Message& message, int field);
 
 // The texts of ranks come from logs and libraries, so they are cut and freed of
-// control characters instead of being refused.
+// control characters instead of being refused. What nobody reads, unknown
+// fields among it, would be kept with the report, so it is removed.
 void clean(pb::Report* report);
 
 // Whether a worker may have this name: letters, digits, '.', '_' and '-', a

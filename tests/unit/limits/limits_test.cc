@@ -1,4 +1,5 @@
 // What a message may contain: each limit, at it and beyond.
+#include <google/protobuf/unknown_field_set.h>
 #include <gtest/gtest.h>
 
 #include <functional>
@@ -46,6 +47,8 @@ TEST(Plausible, AReportAtEveryLimitIsAccepted) {
     r.add_metrics()->set_step(kKnown.steps);
   while (r.holdings_size() < kMaxHoldings)
     r.add_holdings()->mutable_sharding()->mutable_mesh()->set_dp(kMaxRanks);
+  while (r.metrics(0).val_losses_size() < kMaxValidated)
+    r.mutable_metrics(0)->add_val_losses(1);
   r.set_host(std::string(kMaxHost, 'h'));
   r.mutable_ranks(0)->set_step(kKnown.steps + 1);
   r.mutable_ranks(0)->set_committed_step(kKnown.steps);
@@ -122,6 +125,11 @@ TEST(Plausible, WhatIsBeyondALimitIsRefusedByName) {
        [](auto* r) {
          r->mutable_metrics(0)->set_step_s(
              std::numeric_limits<double>::quiet_NaN());
+       }},
+      {"validation losses",
+       [](auto* r) {
+         r->mutable_metrics(0)->mutable_val_losses()->Resize(kMaxValidated + 1,
+                                                             1);
        }},
       {"degree",
        [](auto* r) { r->mutable_metrics(0)->mutable_mesh()->set_pp(0); }},
@@ -238,6 +246,22 @@ TEST(Plausible, TextsOfRanksAreCleanedInsteadOfRefused) {
   EXPECT_EQ(r.ranks(0).last_log(), "?[31mloss?is 3??1m \xc3\xa9");
   EXPECT_EQ(r.ranks(0).log_tail(0).size(), kMaxText);
   EXPECT_EQ(r.ranks(0).error(), "plain");
+}
+
+// A megabyte of it would be in every status.
+TEST(Plausible, WhatNobodyReadsOfAReportIsRemoved) {
+  const pb::Report good = good_report();
+  pb::Report r = good;
+  r.mutable_holdings(0)->set_worker("w");
+  r.mutable_holdings(0)->set_host("h");
+  const auto add_unknown = [](google::protobuf::Message* m) {
+    m->GetReflection()->MutableUnknownFields(m)->AddVarint(1000, 1);
+  };
+  add_unknown(&r);
+  add_unknown(r.mutable_ranks(0));
+  add_unknown(r.mutable_metrics(0));
+  clean(&r);
+  EXPECT_EQ(r.SerializeAsString(), good.SerializeAsString());
 }
 
 }  // namespace
