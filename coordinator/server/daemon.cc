@@ -26,7 +26,6 @@
 #include "coordinator/server/worker_mail.h"
 #include "proto/base/clock.h"
 #include "proto/base/exit_code.h"
-#include "proto/base/file_system.h"
 #include "proto/base/log.h"
 #include "proto/base/process.h"
 #include "proto/base/text.h"
@@ -226,8 +225,7 @@ class DaemonImpl : public Daemon {
     tell_lost_events();
   }
 
-  // Whether the run is still this coordinator's. There may be nothing else to
-  // write: workers that wait for the same storage are silent.
+  // Is the run still this coordinator's? Nothing else may be left to write.
   void probe_storage(int64_t now_ms) {
     if (now_ms - probed_ms_ < kProbeMs || !outbox_->written(outbox_->newest()))
       return;
@@ -253,9 +251,11 @@ class DaemonImpl : public Daemon {
     const uint64_t bad = server_->dropped_frames();
     const int version = server_->foreign_version().value_or(wire::kVersion);
     if (rates_.should_tell(bad, now_ms))
-      log_->warn("messages_dropped", {{"dropped", bad},
-                                      {"above_rate", rates_.over_rate()},
-                                      {"wire_version", version}});
+      log_->warn("messages_dropped",
+                 {{"dropped", bad},
+                  {"above_rate", rates_.over_rate()},
+                  {"wire_version", version},
+                  {"too_many_connections_of", server_->crowded_source()}});
   }
 
   void handle(const wire::Received& r) {

@@ -64,7 +64,7 @@ struct Received {
 };
 
 // Connections of one key from one host that may be open: what waits in them
-// takes memory. The others are closed.
+// takes memory. The others are closed, and what they sent is dropped.
 inline constexpr size_t kMaxConnectionsOfSource = 256;
 inline constexpr int kHandshakeMs = 2000;
 inline constexpr int64_t kSpeakMs = 75'000;  // workers may report each minute
@@ -117,11 +117,14 @@ class Server {
   virtual std::vector<PeerId> take_lost() = 0;
   // A descriptor that is readable when take_lost() may have something.
   virtual int lost_fd() const = 0;
-  // Messages that were not envelopes, or came while too much of their peer
-  // waited. (A frame that is too large closes its connection instead.)
+  // Messages that were not envelopes, came while too much of their peer waited,
+  // or over a connection too many. (A frame that is too large closes its
+  // connection instead.)
   virtual uint64_t dropped_frames() const = 0;
   // The wire version of the last one that had another than ours.
   virtual std::optional<int> foreign_version() const = 0;
+  // The source that last had more than kMaxConnectionsOfSource; "" for none.
+  virtual const std::string& crowded_source() const = 0;
   // The keys that may connect; none at first. Connections of other keys are
   // closed, and their messages dropped, even those that have arrived.
   virtual void allow(const std::set<std::string>& keys) = 0;

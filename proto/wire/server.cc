@@ -116,6 +116,7 @@ class ServerImpl : public Server {
   std::optional<int> foreign_version() const override {
     return foreign_version_;
   }
+  const std::string& crowded_source() const override { return crowded_source_; }
 
   std::optional<Received> receive() override {
     ready_.disarm();
@@ -210,11 +211,10 @@ class ServerImpl : public Server {
       from.source = from.key + "@" + (address != nullptr ? address : "");
       // A peer that chose its own name could take that of another one, or one
       // that is gone. Those that libzmq gives begin with a zero.
-      const bool named = !from.peer.starts_with('\0');
-      if (!named) note_connection(from, frame);
+      const bool counts =
+          from.peer.starts_with('\0') && note_connection(from, frame) && !more;
       if (more) skip_parts(socket_.handle(), more);
-      if (more || named || !inbox_.add(std::move(from), std::move(frame)))
-        ++dropped_;
+      if (!counts || !inbox_.add(std::move(from), std::move(frame))) ++dropped_;
     }
     ready_.arm();
   }
@@ -249,23 +249,30 @@ class ServerImpl : public Server {
   }
 
   // The monitor reports descriptors, messages name peers. A frame carries the
-  // descriptor that it came from, which relates the two.
-  void note_connection(const Received& from, zmq::message_t& frame) {
+  // descriptor that it came from, which relates the two. Returns false if the
+  // connection is one too many.
+  bool note_connection(const Received& from, zmq::message_t& frame) {
     const PeerId& peer = from.peer;
-    if (peers_.count(peer) > 0 || gone_.count(peer) > 0) return;
+    if (peers_.count(peer) > 0 || gone_.count(peer) > 0) return true;
     const int fd = zmq_msg_get(frame.handle(), ZMQ_SRCFD);
-    if (fd < 0) return;
+    if (fd < 0) return true;
     // Descriptor numbers are reused: first process the end of the connection
     // that had this one before.
     read_monitor();
     if (auto old = by_fd_.find(fd); old != by_fd_.end()) lose(old->second);
+    size_t& connections = of_source_[from.source];
+    if (connections >= kMaxConnectionsOfSource) {
+      crowded_source_ = from.source;
+      shutdown(fd, SHUT_RDWR);
+      return false;
+    }
+    ++connections;
     by_fd_[fd] = peer;
     peers_[peer] = {fd, from.key, from.source};
-    if (++of_source_[from.source] > kMaxConnectionsOfSource)
-      shutdown(fd, SHUT_RDWR);
     if (!news_.empty()) (void)send_frame(peer, encode_note(news_));
     if (open_fds_.count(fd) == 0) lose(PeerId(peer));  // has ended since
     if (!lost_.empty()) lost_ready_.arm();
+    return true;
   }
 
   // By value: erasing may destroy the caller's copy.
@@ -319,6 +326,7 @@ class ServerImpl : public Server {
   std::string address_;
   uint64_t dropped_ = 0;
   std::optional<int> foreign_version_;
+  std::string crowded_source_;
   std::map<int, int64_t> open_fds_;  // when it was accepted
   int64_t looked_ms_ = 0;
   std::map<int, PeerId> by_fd_;

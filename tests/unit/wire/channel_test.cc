@@ -550,19 +550,22 @@ TEST(Channel, OneSenderHasALimitedNumberOfConnections) {
   for (size_t i = 0; i <= kMaxConnectionsOfSource; ++i) {
     peers.push_back(std::make_unique<RawPeer>(server->address()));
     peers.back()->handshake();
-    peers.back()->send_frame(encode_frame(report("w")));
-    const auto r = receive(*server);
-    ASSERT_TRUE(r);
-    EXPECT_EQ(r->source, "@127.0.0.1");
+    const std::string frame = RawPeer::framed(encode_frame(report("w")));
+    peers.back()->send_bytes(frame + frame);
+    if (i == kMaxConnectionsOfSource) break;
+    for (int n = 0; n < 2; ++n) {
+      const auto r = receive(*server);
+      ASSERT_TRUE(r);
+      EXPECT_EQ(r->source, "@127.0.0.1");
+    }
   }
+  EXPECT_EQ(server->crowded_source(), "");
+  while (server->dropped_frames() < 2) ASSERT_FALSE(receive(*server, 20));
+  EXPECT_EQ(server->crowded_source(), "@127.0.0.1");
   EXPECT_TRUE(peers.back()->closed_within(60'000));
   // One that ends makes room.
   peers.erase(peers.begin(), peers.begin() + 1);
-  peers.pop_back();
-  for (int lost = 0; lost < 2;) {
-    if (readable(server->lost_fd(), 3000))
-      lost += static_cast<int>(server->take_lost().size());
-  }
+  while (server->take_lost().empty()) readable(server->lost_fd(), 3000);
   RawPeer next(server->address());
   next.handshake();
   next.send_frame(encode_frame(report("w")));
