@@ -1,3 +1,4 @@
+#include <netdb.h>
 #include <sys/resource.h>
 #include <sys/socket.h>
 #include <sys/stat.h>
@@ -5,9 +6,11 @@
 #include <unistd.h>
 
 #include <algorithm>
+#include <array>
 #include <deque>
 #include <map>
 #include <set>
+#include <utility>
 #include <zmq.hpp>
 
 #include "proto/base/check.h"
@@ -39,6 +42,19 @@ size_t connection_limit() {
   return std::min(kMaxConnections, most > 2 * kOwnDescriptors
                                        ? most - kOwnDescriptors
                                        : most / 2);
+}
+
+// At the other end of the connection; "" if it is none of a network.
+std::string host_of(int fd) {
+  sockaddr_storage at{};
+  socklen_t size = sizeof(at);
+  auto* address = reinterpret_cast<sockaddr*>(&at);
+  std::array<char, NI_MAXHOST> host{};
+  if (getpeername(fd, address, &size) != 0 || at.ss_family == AF_UNIX ||
+      getnameinfo(address, size, host.data(), host.size(), nullptr, 0,
+                  NI_NUMERICHOST) != 0)
+    return "";
+  return host.data();
 }
 
 // libzmq removes whatever has the path of an IPC address. Only a socket that
@@ -172,8 +188,8 @@ class ServerImpl : public Server {
     if (now - looked_ms_ < after_ms / 10) return;
     looked_ms_ = now;
     read_monitor();
-    for (const auto& [fd, accepted_ms] : open_fds_)
-      if (now - accepted_ms > after_ms && !by_fd_.contains(fd))
+    for (const auto& [fd, open] : open_)
+      if (now - open.accepted_ms > after_ms && !by_fd_.contains(fd))
         shutdown(fd, SHUT_RDWR);
   }
 
@@ -267,10 +283,11 @@ class ServerImpl : public Server {
       return false;
     }
     ++connections;
+    end_silence(fd);
     by_fd_[fd] = peer;
     peers_[peer] = {fd, from.key, from.source};
     if (!news_.empty()) (void)send_frame(peer, encode_note(news_));
-    if (open_fds_.count(fd) == 0) lose(PeerId(peer));  // has ended since
+    if (!open_.contains(fd)) lose(PeerId(peer));  // has ended since
     if (!lost_.empty()) lost_ready_.arm();
     return true;
   }
@@ -296,16 +313,40 @@ class ServerImpl : public Server {
     while (const auto event = next_event(monitor_.handle())) {
       const auto [number, fd] = *event;
       if (number == ZMQ_EVENT_ACCEPTED) {
-        open_fds_[fd] = monotonic_ms();
-        prefer(fd);
-        // Strangers must not use up the descriptors of the program.
-        if (open_fds_.size() > max_connections_) shutdown(fd, SHUT_RDWR);
+        note_accepted(fd);
       } else if (number == ZMQ_EVENT_DISCONNECTED) {
-        open_fds_.erase(fd);
+        end_silence(fd);
+        open_.erase(fd);
         if (auto it = by_fd_.find(fd); it != by_fd_.end()) lose(it->second);
       }
     }
   }
+
+  // Strangers must not use up the descriptors of the program, nor one host that
+  // says nothing those of the others. Many may be about to speak.
+  void note_accepted(int fd) {
+    const Open& open = open_[fd] = {monotonic_ms(), host_of(fd)};
+    prefer(fd);
+    const bool many = !open.silent_host.empty() &&
+                      ++silent_of_[open.silent_host] > kMaxConnectionsOfSource;
+    if (open_.size() > max_connections_ ||
+        (many && open_.size() > max_connections_ / 2))
+      shutdown(fd, SHUT_RDWR);
+  }
+
+  // Something has come over the connection, or it has ended.
+  void end_silence(int fd) {
+    const auto open = open_.find(fd);
+    if (open == open_.end() || open->second.silent_host.empty()) return;
+    const auto silent =
+        silent_of_.find(std::exchange(open->second.silent_host, ""));
+    if (--silent->second == 0) silent_of_.erase(silent);
+  }
+
+  struct Open {
+    int64_t accepted_ms = 0;
+    std::string silent_host;  // "": something has come over it
+  };
 
   struct Peer {
     int fd = -1;
@@ -327,7 +368,8 @@ class ServerImpl : public Server {
   uint64_t dropped_ = 0;
   std::optional<int> foreign_version_;
   std::string crowded_source_;
-  std::map<int, int64_t> open_fds_;  // when it was accepted
+  std::map<int, Open> open_;                 // connections by descriptor
+  std::map<std::string, size_t> silent_of_;  // connections by host
   int64_t looked_ms_ = 0;
   std::map<int, PeerId> by_fd_;
   std::map<PeerId, Peer> peers_;

@@ -6,6 +6,7 @@
 #include <netinet/in.h>
 #include <poll.h>
 #include <signal.h>
+#include <sys/resource.h>
 #include <sys/socket.h>
 #include <sys/wait.h>
 #include <unistd.h>
@@ -571,6 +572,32 @@ TEST(Channel, OneSenderHasALimitedNumberOfConnections) {
   next.send_frame(encode_frame(report("w")));
   ASSERT_TRUE(receive(*server));
   EXPECT_FALSE(next.closed_within(300));
+}
+
+TEST(Channel, AHostThatSaysNothingDoesNotTakeAllConnections) {
+  rlimit before{};
+  ASSERT_EQ(getrlimit(RLIMIT_NOFILE, &before), 0);
+  rlimit few = before;
+  few.rlim_cur = 800;  // for 600 connections
+  ASSERT_EQ(setrlimit(RLIMIT_NOFILE, &few), 0);
+  auto server = bind_or_die();
+  ASSERT_EQ(setrlimit(RLIMIT_NOFILE, &before), 0);
+  std::vector<std::unique_ptr<RawPeer>> peers;
+  for (int i = 0; i <= 300; ++i) {
+    peers.push_back(std::make_unique<RawPeer>(server->address()));
+    peers.back()->handshake();
+    (void)server->take_lost();
+  }
+  EXPECT_TRUE(peers.back()->closed_within(60'000));
+  // Those that speak leave room.
+  for (int i = 0; i < 100; ++i) {
+    peers.at(i)->send_frame(encode_frame(report("w")));
+    ASSERT_TRUE(receive(*server)) << i;
+  }
+  RawPeer next(server->address());
+  next.handshake();
+  next.send_frame(encode_frame(report("next")));
+  ASSERT_TRUE(receive(*server));
 }
 
 TEST(Channel, AServerMayStopReceivingAndIsWokenAgain) {
