@@ -167,7 +167,7 @@ bool Door::forget_joined(double unix_s) {
 }
 
 std::vector<std::string> Door::refresh(double unix_s) {
-  if (server_ != nullptr) server_->close_silent();
+  if (server_ != nullptr) server_->close_offenders();
   if (no_auth()) return {};
   bool changed = unix_s >= next_expiry_s_;
   changed = forget_joined(unix_s) || changed;

@@ -1,4 +1,6 @@
+#include <linux/tcp.h>
 #include <netdb.h>
+#include <netinet/in.h>
 #include <sys/resource.h>
 #include <sys/socket.h>
 #include <sys/stat.h>
@@ -34,6 +36,9 @@ constexpr size_t kMaxConnections = 20'000;
 constexpr int kMostBad = 256;  // frames that receive() drops in one call
 // Frames that it takes from libzmq in one call.
 constexpr int kMostCollected = 10'000;
+// Of a message that is not complete: libzmq shows its parts only with the last.
+constexpr uint64_t kMostUndelivered = 2 * kMaxWaitingBytes;
+constexpr int64_t kLookMs = 1000;
 
 size_t connection_limit() {
   rlimit files{};
@@ -55,6 +60,14 @@ std::string host_of(int fd) {
                   NI_NUMERICHOST) != 0)
     return "";
   return host.data();
+}
+
+// What TCP has counted; zeros for another kind of connection.
+tcp_info counts_of(int fd) {
+  tcp_info info{};
+  socklen_t size = sizeof(info);
+  return getsockopt(fd, IPPROTO_TCP, TCP_INFO, &info, &size) == 0 ? info
+                                                                  : tcp_info{};
 }
 
 // libzmq removes whatever has the path of an IPC address. Only a socket that
@@ -183,13 +196,15 @@ class ServerImpl : public Server {
     if (zap_) zap_->admit(key);
   }
 
-  void close_silent(int64_t after_ms) override {
+  void close_offenders(int64_t silent_ms) override {
     const int64_t now = monotonic_ms();
-    if (now - looked_ms_ < after_ms / 10) return;
+    if (now - looked_ms_ < kLookMs) return;
     looked_ms_ = now;
     read_monitor();
     for (const auto& [fd, open] : open_)
-      if (now - open.accepted_ms > after_ms && !by_fd_.contains(fd))
+      if ((now - open.accepted_ms > silent_ms && !by_fd_.contains(fd)) ||
+          counts_of(fd).tcpi_bytes_received >
+              open.delivered_bytes + kMostUndelivered)
         shutdown(fd, SHUT_RDWR);
   }
 
@@ -230,6 +245,7 @@ class ServerImpl : public Server {
       const bool counts =
           from.peer.starts_with('\0') && note_connection(from, frame) && !more;
       if (more) skip_parts(socket_.handle(), more);
+      note_delivered(from.peer);
       if (!counts || !inbox_.add(std::move(from), std::move(frame))) ++dropped_;
     }
     ready_.arm();
@@ -334,6 +350,15 @@ class ServerImpl : public Server {
       shutdown(fd, SHUT_RDWR);
   }
 
+  // A whole message: nothing that was received before is part of one without
+  // an end.
+  void note_delivered(const PeerId& peer) {
+    const auto known = peers_.find(peer);
+    if (known == peers_.end()) return;
+    const int fd = known->second.fd;
+    open_[fd].delivered_bytes = counts_of(fd).tcpi_bytes_received;
+  }
+
   // Something has come over the connection, or it has ended.
   void end_silence(int fd) {
     const auto open = open_.find(fd);
@@ -345,7 +370,8 @@ class ServerImpl : public Server {
 
   struct Open {
     int64_t accepted_ms = 0;
-    std::string silent_host;  // "": something has come over it
+    std::string silent_host;       // "": something has come over it
+    uint64_t delivered_bytes = 0;  // received up to the last whole message
   };
 
   struct Peer {

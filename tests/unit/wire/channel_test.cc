@@ -418,6 +418,30 @@ TEST(Channel, OversizeFrameEndsOnlyItsConnection) {
   ASSERT_TRUE(receive(*server));
 }
 
+// libzmq keeps the parts of a message, whose number has no limit, until the
+// last one has come.
+TEST(Channel, AMessageThatNeverEndsClosesItsConnection) {
+  auto server = bind_or_die();
+  RawPeer raw(server->address());
+  raw.handshake();
+  for (int i = 0; i < 20; ++i) {
+    raw.send_frame(encode_frame(report(std::string(3 << 20, 'w'))));
+    ASSERT_TRUE(receive(*server));
+  }
+  const auto is_closed = [&] {
+    server->close_offenders();
+    return raw.closed_within(100);
+  };
+  for (int i = 0; i < 15; ++i) ASSERT_FALSE(is_closed()) << "they have ended";
+  std::string part = RawPeer::framed(std::string(1 << 20, 'x'));
+  part[0] = '\3';  // more follow
+  for (int i = 0; i < 64; ++i) raw.send_bytes(part);
+  const int64_t end = monotonic_ms() + 60'000;
+  bool closed = false;
+  while (!closed && monotonic_ms() < end) closed = is_closed();
+  EXPECT_TRUE(closed);
+}
+
 TEST(Channel, InvalidEnvelopesAreCountedAndDropped) {
   auto server = bind_or_die();
   RawPeer raw(server->address());
