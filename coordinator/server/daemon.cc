@@ -259,29 +259,23 @@ class DaemonImpl : public Daemon {
   }
 
   void handle(const wire::Received& r) {
-    const auto& [peer, key, source, envelope] = r;
-    if (const auto why = door_->judge(key, envelope, *core_))
+    if (const auto why = door_->judge(r.key, r.envelope, *core_))
       return refuse(r, *why);
-    switch (envelope.body_case()) {
-      case pb::Envelope::kReport:
-        take_report(r);
-        break;
-      case pb::Envelope::kFenceIn:
-        take(core::FenceReceived{envelope.fence_in()});
-        break;
-      case pb::Envelope::kCommand: {
-        const pb::Command& command = envelope.command();
-        if (Clients::waits_for_end(command))
-          return clients_.await_end(*server_, peer, command);
-        const uint64_t token = clients_.add(peer, command);
-        if (!clients_.asks_for_change(token) ||
-            !declined(token, "nothing is changed"))
-          dispatch(core::CommandReceived{token, command});
-        break;
-      }
-      default:  // messages that only a coordinator sends
-        break;
-    }
+    if (r.envelope.has_report()) take_report(r);
+    if (r.envelope.has_fence_in())
+      take(core::FenceReceived{r.envelope.fence_in()});
+    if (r.envelope.has_command()) take_command(r);
+  }
+
+  void take_command(const wire::Received& r) {
+    const pb::Command& command = r.envelope.command();
+    if (Clients::waits_for_end(command))
+      return clients_.await_end(*server_, r.peer, command);
+    const uint64_t token = clients_.add(r.peer, command);
+    if (!clients_.asks_for_change(token))
+      take(core::CommandReceived{token, command});
+    else if (!declined(token, "nothing is changed"))
+      dispatch(core::CommandReceived{token, command});
   }
 
   void refuse(const wire::Received& r, const pb::Refusal& why) {

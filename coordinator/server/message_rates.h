@@ -1,6 +1,6 @@
 // MessageRates: which messages are within the rates that their senders may send
-// at: each connection, and all of one key and host together. A value without
-// I/O.
+// at: each connection, and all of one key and host together, which may send few
+// commands. A value without I/O.
 #pragma once
 
 #include <cstdint>
@@ -14,17 +14,22 @@ namespace remesh::server {
 // fence a few times; several may be on one host.
 inline constexpr double kMessagesPerS = 1000;
 inline constexpr double kMessagesPerSOfSource = 4000;
+// The answer to a command is a status, which takes long to make for a large
+// job.
+inline constexpr double kCommandsPerSOfSource = 50;
 
 class MessageRates {
  public:
   bool admits(const wire::Received& r, int64_t now_ms) {
     return connections_.admits(r.peer, now_ms) &&
-           sources_.admits(r.source, now_ms);
+           sources_.admits(r.source, now_ms) &&
+           (!r.envelope.has_command() || commands_.admits(r.source, now_ms));
   }
   // The peer's connection has ended.
   void forget(const wire::PeerId& peer) { connections_.forget(peer); }
   uint64_t over_rate() const {
-    return connections_.over_rate() + sources_.over_rate();
+    return connections_.over_rate() + sources_.over_rate() +
+           commands_.over_rate();
   }
 
   // Whether it is time to tell how many messages were dropped, `others` for
@@ -42,6 +47,7 @@ class MessageRates {
  private:
   core::RateLimit connections_{kMessagesPerS, 2 * kMessagesPerS};
   core::RateLimit sources_{kMessagesPerSOfSource, 2 * kMessagesPerSOfSource};
+  core::RateLimit commands_{kCommandsPerSOfSource, 2 * kCommandsPerSOfSource};
   uint64_t told_ = 0;
   int64_t told_ms_ = 0;
 };

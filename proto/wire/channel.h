@@ -109,8 +109,8 @@ class Server {
   virtual std::optional<Received> receive() = 0;
   // Call it after receive() if its caller stops although more may wait.
   virtual void receive_later() = 0;
-  // Never blocks; false if the peer is gone, its queue is full, or the message
-  // is too large.
+  // Never blocks; false if the peer is gone, has not taken 64 messages or 16
+  // MiB of those before, or the message is too large.
   virtual bool send(const PeerId& peer, const pb::Envelope& envelope) = 0;
   virtual bool is_connected(const PeerId& peer) const = 0;
   // Peers whose TCP connection broke since the last call.

@@ -251,7 +251,16 @@ class ServerImpl : public Server {
     ready_.arm();
   }
 
+  // What a peer does not take waits in memory.
   bool send_frame(const PeerId& peer, const std::string& frame) {
+    const auto known = peers_.find(peer);
+    if (known == peers_.end()) return false;
+    Open& open = open_[known->second.fd];
+    const tcp_info tcp = counts_of(known->second.fd);
+    open.sent_bytes = std::max<uint64_t>(open.sent_bytes, tcp.tcpi_bytes_acked);
+    if (tcp.tcpi_state != 0 &&
+        open.sent_bytes - tcp.tcpi_bytes_acked > kMaxWaitingBytes)
+      return false;
     bool sent = false;
     try {
       sent = socket_.send(zmq::buffer(peer), zmq::send_flags::sndmore |
@@ -260,6 +269,7 @@ class ServerImpl : public Server {
     } catch (const zmq::error_t& e) {
       CHECK_MSG(e.num() == EHOSTUNREACH, e.what());
     }
+    if (sent) open.sent_bytes += frame.size();
     if (has_input(socket_.handle())) ready_.arm();
     return sent;
   }
@@ -302,8 +312,10 @@ class ServerImpl : public Server {
     end_silence(fd);
     by_fd_[fd] = peer;
     peers_[peer] = {fd, from.key, from.source};
-    if (!news_.empty()) (void)send_frame(peer, encode_note(news_));
-    if (!open_.contains(fd)) lose(PeerId(peer));  // has ended since
+    if (!open_.contains(fd))
+      lose(PeerId(peer));  // has ended since
+    else if (!news_.empty())
+      (void)send_frame(peer, encode_note(news_));
     if (!lost_.empty()) lost_ready_.arm();
     return true;
   }
@@ -372,6 +384,7 @@ class ServerImpl : public Server {
     int64_t accepted_ms = 0;
     std::string silent_host;       // "": something has come over it
     uint64_t delivered_bytes = 0;  // received up to the last whole message
+    uint64_t sent_bytes = 0;       // at least
   };
 
   struct Peer {

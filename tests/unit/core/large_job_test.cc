@@ -72,6 +72,19 @@ TEST_F(Prepared, OtherInputsSeeThePendingDecisions) {
   EXPECT_TRUE(says({actions.begin(), reply}, pb::Directive::RUN));
 }
 
+// However many there are, the cluster is not looked at for any of them.
+TEST_F(Prepared, AQuestionIsAnsweredWithoutADecision) {
+  (void)core_->take(next(pb::Report::PREPARED), 3);
+  pb::Command status;
+  status.set_kind(pb::Command::STATUS);
+  for (int i = 0; i < 100; ++i) {
+    const auto actions = core_->take(CommandReceived{1, status}, 4);
+    ASSERT_EQ(actions.size(), 1u);
+    EXPECT_TRUE(std::holds_alternative<Respond>(actions[0]));
+  }
+  EXPECT_EQ(core_->durable().phase(), pb::Durable::PREPARING);
+}
+
 // The process was stopped between the two: nobody was listening.
 TEST_F(Prepared, ALateDecisionDeclaresNobodyDead) {
   (void)core_->take(next(pb::Report::PREPARED), 3);

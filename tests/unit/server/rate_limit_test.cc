@@ -67,5 +67,18 @@ TEST(MessageRates, ConnectionsOfOneSourceShareARate) {
   EXPECT_FALSE(rates.should_tell(1, 200'000)) << "no more since";
 }
 
+TEST(MessageRates, ASourceMaySendFewCommands) {
+  server::MessageRates rates;
+  wire::Received command{.peer = "p", .source = "key@a"};
+  const wire::Received report = command;
+  command.envelope.mutable_command();
+  int n = 0;
+  for (int i = 0; i < 1000; ++i) n += rates.admits(command, 0) ? 1 : 0;
+  EXPECT_EQ(n, 100);
+  EXPECT_TRUE(rates.admits(report, 0)) << "of the same source";
+  EXPECT_TRUE(rates.admits(command, 20));
+  EXPECT_FALSE(rates.admits(command, 20));
+}
+
 }  // namespace
 }  // namespace remesh::core

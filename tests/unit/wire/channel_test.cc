@@ -442,6 +442,33 @@ TEST(Channel, AMessageThatNeverEndsClosesItsConnection) {
   EXPECT_TRUE(closed);
 }
 
+TEST(Channel, AnswersThatAreNotReadTakeLimitedMemory) {
+  auto server = bind_or_die();
+  RawPeer raw(server->address());
+  raw.handshake();
+  raw.send_frame(encode_frame(report("raw")));
+  const auto r = receive(*server);
+  ASSERT_TRUE(r);
+  const pb::Envelope answer = report(std::string(8 << 20, 'a'));
+  int sent = 0;
+  while (sent < 40 && server->send(r->peer, answer)) ++sent;
+  EXPECT_GE(sent, 2);
+  EXPECT_LT(sent, 20) << "besides what the kernel buffers";
+  auto good = connect_or_die(server->address());
+  ASSERT_TRUE(good->send(report("good")));
+  const auto other = receive(*server);
+  ASSERT_TRUE(other);
+  EXPECT_TRUE(server->send(other->peer, answer));
+  EXPECT_TRUE(receive(*good));
+  // Once it reads them it gets more.
+  bool again = false;
+  for (int i = 0; i < 1000 && !again; ++i) {
+    ASSERT_FALSE(raw.closed_within(50));
+    again = server->send(r->peer, report("more"));
+  }
+  EXPECT_TRUE(again);
+}
+
 TEST(Channel, InvalidEnvelopesAreCountedAndDropped) {
   auto server = bind_or_die();
   RawPeer raw(server->address());
