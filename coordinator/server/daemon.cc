@@ -149,6 +149,9 @@ class DaemonImpl : public Daemon {
                                   options_.bind, previous.bound,
                                   door_->server_keys(), kListenPatienceMs,
                                   [](int ms) { usleep(ms * 1000); }, dead_ms));
+    server_->limit([this](const wire::Received& r) {
+      return rates_.admits(r, monotonic_ms());
+    });
     door_->guard(server_.get(), unix_seconds());
     RETURN_IF_ERROR(rundir::write_job(*files_->fs, options_.job,
                                       options_.run_dir, run_id_));
@@ -239,7 +242,7 @@ class DaemonImpl : public Daemon {
     while (more && !ended_ && !turn.is_over(monotonic_ms())) {
       const auto received = server_->receive();
       more = received.has_value();
-      if (more && rates_.admits(*received, monotonic_ms())) handle(*received);
+      if (more && rates_.serves(*received, monotonic_ms())) handle(*received);
     }
     if (more) server_->receive_later();
     if (ended_ || !looks_.is_due(monotonic_ns())) return;

@@ -20,10 +20,14 @@ inline constexpr double kCommandsPerSOfSource = 50;
 
 class MessageRates {
  public:
+  // Does not look at the envelope.
   bool admits(const wire::Received& r, int64_t now_ms) {
     return connections_.admits(r.peer, now_ms) &&
-           sources_.admits(r.source, now_ms) &&
-           (!r.envelope.has_command() || commands_.admits(r.source, now_ms));
+           sources_.admits(r.source, now_ms);
+  }
+  // Of those admitted.
+  bool serves(const wire::Received& r, int64_t now_ms) {
+    return !r.envelope.has_command() || commands_.admits(r.source, now_ms);
   }
   // The peer's connection has ended.
   void forget(const wire::PeerId& peer) { connections_.forget(peer); }

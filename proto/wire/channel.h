@@ -109,6 +109,9 @@ class Server {
   virtual std::optional<Received> receive() = 0;
   // Call it after receive() if its caller stops although more may wait.
   virtual void receive_later() = 0;
+  // Asked for each message before it is decoded, without its envelope. What it
+  // refuses is dropped, and is not in dropped_frames().
+  virtual void limit(std::function<bool(const Received&)> admits) = 0;
   // Never blocks; false if the peer is gone, has not taken 64 messages or 16
   // MiB of those before, or the message is too large.
   virtual bool send(const PeerId& peer, const pb::Envelope& envelope) = 0;

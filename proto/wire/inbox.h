@@ -1,5 +1,5 @@
 // Inbox: frames that have arrived and wait to be read, with a limit for each
-// peer; the peers take turns. Private to this folder.
+// peer; the sources take turns, and the peers of each. Private to this folder.
 //
 // The queues of libzmq themselves have no limit. Version 4.3.4 aborts the
 // program if a connection is reset while its input waits for room in a queue
@@ -10,6 +10,7 @@
 #include <deque>
 #include <map>
 #include <optional>
+#include <string>
 #include <utility>
 
 #include "proto/wire/channel.h"
@@ -33,7 +34,11 @@ class Inbox {
     if (!is_first && (queue.frames.size() >= kMaxWaitingFrames ||
                       queue.bytes + bytes > kMaxWaitingBytes))
       return false;
-    if (is_first) turns_.push_back(from.peer);
+    if (is_first) {
+      std::deque<PeerId>& peers = peers_of_[from.source];
+      if (peers.empty()) turns_.push_back(from.source);
+      peers.push_back(from.peer);
+    }
     queue.bytes += bytes;
     queue.frames.emplace_back(std::move(from), std::move(frame));
     return true;
@@ -41,13 +46,20 @@ class Inbox {
 
   std::optional<std::pair<Received, Frame>> next() {
     if (turns_.empty()) return std::nullopt;
-    const auto it = queues_.find(turns_.front());
+    const auto source = peers_of_.find(turns_.front());
+    std::deque<PeerId>& peers = source->second;
+    const auto it = queues_.find(peers.front());
     Queue& queue = it->second;
     std::optional out(std::move(queue.frames.front()));
     queue.frames.pop_front();
     queue.bytes -= out->second.size();
     if (queue.frames.empty())
       queues_.erase(it);
+    else
+      peers.push_back(std::move(peers.front()));
+    peers.pop_front();
+    if (peers.empty())
+      peers_of_.erase(source);
     else
       turns_.push_back(std::move(turns_.front()));
     turns_.pop_front();
@@ -60,7 +72,8 @@ class Inbox {
     size_t bytes = 0;
   };
   std::map<PeerId, Queue> queues_;  // those that are not empty
-  std::deque<PeerId> turns_;
+  std::map<std::string, std::deque<PeerId>> peers_of_;  // by source
+  std::deque<std::string> turns_;                       // of sources
 };
 
 }  // namespace remesh::wire

@@ -33,7 +33,7 @@ constexpr int kZapEnforceDomain = 93;
 // Descriptors that remain for the files of the program.
 constexpr size_t kOwnDescriptors = 200;
 constexpr size_t kMaxConnections = 20'000;
-constexpr int kMostBad = 256;  // frames that receive() drops in one call
+constexpr int64_t kBadMs = 1;  // in which receive() drops frames in one call
 // Frames that it takes from libzmq in one call.
 constexpr int kMostCollected = 10'000;
 // Of a message that is not complete: libzmq shows its parts only with the last.
@@ -150,10 +150,12 @@ class ServerImpl : public Server {
   std::optional<Received> receive() override {
     ready_.disarm();
     collect();
-    for (int bad = 0; bad < kMostBad; ++bad) {
+    const int64_t end_ms = monotonic_ms() + kBadMs;
+    do {
       auto next = inbox_.next();
       if (!next) return std::nullopt;
       auto& [out, frame] = *next;
+      if (admits_ && !admits_(out)) continue;
       if (zap_ && !zap_->allows(out.key)) {
         // Its key was allowed when it connected.
         if (const auto p = peers_.find(out.peer); p != peers_.end())
@@ -171,12 +173,15 @@ class ServerImpl : public Server {
         (void)send_frame(out.peer, bare_head());
       }
       ++dropped_;
-    }
+    } while (monotonic_ms() < end_ms);
     receive_later();
     return std::nullopt;
   }
 
   void receive_later() override { ready_.arm(); }
+  void limit(std::function<bool(const Received&)> admits) override {
+    admits_ = std::move(admits);
+  }
 
   bool send(const PeerId& peer, const pb::Envelope& envelope) override {
     return fits(envelope, kMaxAnswerBytes) &&
@@ -394,6 +399,7 @@ class ServerImpl : public Server {
   };
 
   ServerKeys keys_;
+  std::function<bool(const Received&)> admits_;
   zmq::context_t context_;
   std::unique_ptr<Zap> zap_;
   zmq::socket_t socket_;

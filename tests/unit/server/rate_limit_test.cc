@@ -73,11 +73,11 @@ TEST(MessageRates, ASourceMaySendFewCommands) {
   const wire::Received report = command;
   command.envelope.mutable_command();
   int n = 0;
-  for (int i = 0; i < 1000; ++i) n += rates.admits(command, 0) ? 1 : 0;
+  for (int i = 0; i < 1000; ++i) n += rates.serves(command, 0) ? 1 : 0;
   EXPECT_EQ(n, 100);
-  EXPECT_TRUE(rates.admits(report, 0)) << "of the same source";
-  EXPECT_TRUE(rates.admits(command, 20));
-  EXPECT_FALSE(rates.admits(command, 20));
+  EXPECT_TRUE(rates.serves(report, 0)) << "of the same source";
+  EXPECT_TRUE(rates.serves(command, 20));
+  EXPECT_FALSE(rates.serves(command, 20));
 }
 
 }  // namespace

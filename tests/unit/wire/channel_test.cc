@@ -593,6 +593,50 @@ TEST(Channel, PeersTakeTurns) {
   EXPECT_EQ(first, (std::set<std::string>{"raw", "other"}));
 }
 
+// However many connections one sender has.
+TEST(Inbox, SourcesTakeTurnsAndThenTheirPeers) {
+  Inbox<std::string> inbox;
+  for (int i = 0; i < 256; ++i)
+    for (int n = 0; n < 2; ++n)
+      ASSERT_TRUE(
+          inbox.add({.peer = "a" + std::to_string(i), .source = "a"}, "frame"));
+  for (int i = 0; i < 10; ++i)
+    ASSERT_TRUE(inbox.add({.peer = "b", .source = "b"}, "frame"));
+  std::set<PeerId> of_a;
+  for (int i = 0; i < 10; ++i) {
+    of_a.insert(inbox.next()->first.peer);
+    EXPECT_EQ(inbox.next()->first.peer, "b");
+  }
+  EXPECT_EQ(of_a.size(), 10U);
+  int left = 0;
+  while (inbox.next()) ++left;
+  EXPECT_EQ(left, 2 * 256 - 10);
+}
+
+TEST(Channel, AMessageThatIsNotAdmittedIsNotDecoded) {
+  auto server = bind_or_die();
+  int asked = 0;
+  server->limit([&](const Received& r) {
+    EXPECT_EQ(r.source, "@127.0.0.1");
+    EXPECT_EQ(r.envelope.body_case(), pb::Envelope::BODY_NOT_SET);
+    return ++asked > 3;
+  });
+  RawPeer raw(server->address());
+  raw.handshake();
+  std::string other = encode_frame(report("w"));
+  other[4] = static_cast<char>(kVersion + 1);
+  raw.send_frame(other);
+  raw.send_frame("hello");
+  raw.send_frame(encode_frame(report("wrong")));
+  raw.send_frame(encode_frame(report("right")));
+  const auto r = receive(*server);
+  ASSERT_TRUE(r);
+  EXPECT_EQ(r->envelope.report().worker(), "right");
+  EXPECT_EQ(asked, 4);
+  EXPECT_EQ(server->dropped_frames(), 0u);
+  EXPECT_EQ(server->foreign_version(), std::nullopt);
+}
+
 TEST(Channel, OneSenderHasALimitedNumberOfConnections) {
   constexpr int kMinute = 60'000;  // these peers answer no heartbeats
   auto server =
