@@ -85,6 +85,8 @@ Status check_rank(const pb::RankStatus& r, int64_t steps) {
   RETURN_IF_ERROR(number("ranks.refused_stops", r.refused_stops()));
   RETURN_IF_ERROR(number("ranks.failed_saves", r.failed_saves()));
   RETURN_IF_ERROR(seconds("ranks.exit_time", r.exit_time()));
+  RETURN_IF_ERROR(
+      at_most("members of a group", r.at().ranks_size(), kMaxMembers));
   return at_most("lines of a log", r.log_tail_size(), kMaxLines);
 }
 

@@ -36,6 +36,7 @@ inline constexpr size_t kMaxHardware = 4096;  // of its description
 inline constexpr int kMaxLines = 64;          // of a log, of damages
 inline constexpr int kMaxMetrics = 16'384;    // steps in a report
 inline constexpr int kMaxValidated = 64;      // members of a mixture
+inline constexpr int kMaxMembers = 1024;      // that a rank names of a group
 inline constexpr int64_t kMaxFenceIndex = 2;
 inline constexpr size_t kMaxFenceBytes = 64 << 10;  // of a rank
 // An inventory: own states and replicas of several steps, of all slots that the

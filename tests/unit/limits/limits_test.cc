@@ -126,6 +126,11 @@ TEST(Plausible, WhatIsBeyondALimitIsRefusedByName) {
          r->mutable_metrics(0)->set_step_s(
              std::numeric_limits<double>::quiet_NaN());
        }},
+      {"members of a group",
+       [](auto* r) {
+         r->mutable_ranks(0)->mutable_at()->mutable_ranks()->Resize(
+             kMaxMembers + 1, 1);
+       }},
       {"validation losses",
        [](auto* r) {
          r->mutable_metrics(0)->mutable_val_losses()->Resize(kMaxValidated + 1,

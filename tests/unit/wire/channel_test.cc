@@ -121,6 +121,23 @@ TEST(Elements, UnknownGroupsAreRefused) {
   EXPECT_FALSE(few(plain + group + "\xc4\x3e"));
 }
 
+// Each of 8,192 ranks names the 128 members of the group that it waits for.
+TEST(Elements, TheStatusOfALargeJobCanBeDecoded) {
+  pb::Envelope e;
+  for (int w = 0; w < 1024; ++w) {
+    pb::WorkerStatus* worker =
+        e.mutable_reply()->mutable_status()->add_workers();
+    for (int i = 0; i < 8; ++i) {
+      pb::RankOperation* at = worker->add_ranks()->mutable_at();
+      at->set_name("all_reduce");
+      at->set_group("dp");
+      at->mutable_ranks()->Resize(128, 8191);
+    }
+  }
+  const std::string frame = encode_frame(e);
+  EXPECT_TRUE(decode_frame(frame.data(), frame.size()));
+}
+
 // The descriptor of ZeroMQ itself falls silent after a send that looked at
 // the socket; ours must not.
 TEST(Channel, DescriptorStaysReadableAfterASend) {
