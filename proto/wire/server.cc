@@ -150,6 +150,7 @@ class ServerImpl : public Server {
   std::optional<Received> receive() override {
     ready_.disarm();
     collect();
+    if (!lost_.empty()) lost_ready_.arm();
     const int64_t end_ms = monotonic_ms() + kBadMs;
     do {
       auto next = inbox_.next();
@@ -296,16 +297,19 @@ class ServerImpl : public Server {
   }
 
   // The monitor reports descriptors, messages name peers. A frame carries the
-  // descriptor that it came from, which relates the two. Returns false if the
-  // connection is one too many.
+  // descriptor that it came from, which relates the two. Returns false if what
+  // came over the connection does not count.
   bool note_connection(const Received& from, zmq::message_t& frame) {
     const PeerId& peer = from.peer;
-    if (peers_.count(peer) > 0 || gone_.count(peer) > 0) return true;
+    if (peers_.contains(peer)) return true;
     const int fd = zmq_msg_get(frame.handle(), ZMQ_SRCFD);
     if (fd < 0) return true;
     // Descriptor numbers are reused: first process the end of the connection
     // that had this one before.
     read_monitor();
+    // libzmq gives no name twice: these are the last messages of the connection
+    // that has ended, or another one took its name.
+    if (gone_.contains(peer)) return by_fd_.contains(fd) || !open_.contains(fd);
     if (auto old = by_fd_.find(fd); old != by_fd_.end()) lose(old->second);
     size_t& connections = of_source_[from.source];
     if (connections >= kMaxConnectionsOfSource) {
@@ -321,7 +325,6 @@ class ServerImpl : public Server {
       lose(PeerId(peer));  // has ended since
     else if (!news_.empty())
       (void)send_frame(peer, encode_note(news_));
-    if (!lost_.empty()) lost_ready_.arm();
     return true;
   }
 

@@ -346,14 +346,18 @@ class RawPeer {
     return head + frame;
   }
   void send_frame(const std::string& frame) { send_bytes(framed(frame)); }
-  void handshake() {
+  // `name`: chosen by the peer; "": libzmq gives it one.
+  void handshake(const std::string& name = "") {
     std::string greeting("\xff\0\0\0\0\0\0\0\1\x7f\3\1NULL", 16);
     greeting.resize(64, '\0');
     send_bytes(greeting);
     char theirs[64];
     (void)!recv(fd_, theirs, sizeof(theirs), MSG_WAITALL);
-    const std::string body = std::string("\5READY\13Socket-Type", 18) +
-                             std::string("\0\0\0\6DEALER", 10);
+    std::string body = std::string("\5READY\13Socket-Type", 18) +
+                       std::string("\0\0\0\6DEALER", 10);
+    if (!name.empty())
+      body += std::string("\10Identity\0\0\0", 12) +
+              static_cast<char>(name.size()) + name;
     send_bytes(std::string("\4") + static_cast<char>(body.size()) + body);
     // Their READY: a command of less than 256 bytes.
     unsigned char head[2] = {};
@@ -684,6 +688,33 @@ TEST(Channel, OneSenderHasALimitedNumberOfConnections) {
   next.send_frame(encode_frame(report("w")));
   ASSERT_TRUE(receive(*server));
   EXPECT_FALSE(next.closed_within(300));
+}
+
+// It would be no connection of its sender, and outlive the sender's key.
+TEST(Channel, TheNameOfAPeerThatIsGoneIsNotTakenByAnother) {
+  const std::string name("\0a", 2);
+  auto server = bind_or_die();
+  {
+    RawPeer first(server->address());
+    first.handshake(name);
+    first.send_frame(encode_frame(report("first")));
+    const auto r = receive(*server);
+    ASSERT_TRUE(r);
+    EXPECT_EQ(r->peer, name);
+  }
+  while (server->take_lost().empty()) readable(server->lost_fd(), 3000);
+  // libzmq, too, has to forget the first one.
+  auto good = connect_or_die(server->address());
+  for (int i = 0; i < 20; ++i) {
+    ASSERT_TRUE(good->send(report("good")));
+    ASSERT_TRUE(receive(*server));
+  }
+  RawPeer second(server->address());
+  second.handshake(name);
+  second.send_frame(encode_frame(report("second")));
+  for (int i = 0; i < 1000 && server->dropped_frames() == 0; ++i)
+    ASSERT_FALSE(receive(*server, 20));
+  EXPECT_EQ(server->dropped_frames(), 1u);
 }
 
 TEST(Channel, AHostThatSaysNothingDoesNotTakeAllConnections) {
