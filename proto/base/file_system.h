@@ -111,7 +111,8 @@ std::unique_ptr<FileSystem> posix_file_system();
 std::string path_join(std::string_view dir, std::string_view name);
 // The directory that holds `path`; "." for a plain name.
 std::string parent_path(const std::string& path);
-// Creates or truncates, writes, syncs and closes. Not atomic.
+// Removes what is there, and creates, writes, syncs and closes the file. Not
+// atomic.
 Status write_file(FileSystem& fs, const std::string& path,
                   std::string_view bytes);
 // A path beside `path` for what is to be renamed to it, which nobody can know

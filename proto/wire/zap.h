@@ -35,7 +35,7 @@ class Zap {
   std::thread thread_;
 };
 
-// The domain of all sockets; see server_options in channel.cc.
+// The domain of all sockets; see ServerImpl::start() in server.cc.
 inline constexpr const char* kZapDomain = "remesh";
 
 }  // namespace remesh::wire
