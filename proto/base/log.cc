@@ -26,8 +26,6 @@ constexpr const char* kPattern = "%Y-%m-%dT%H:%M:%S.%e %L %n: %v";
 
 spdlog::level::level_enum to_spdlog(LogLevel level) {
   switch (level) {
-    case LogLevel::kDebug:
-      return spdlog::level::debug;
     case LogLevel::kInfo:
       return spdlog::level::info;
     case LogLevel::kWarn:
@@ -202,7 +200,6 @@ std::shared_ptr<Logger> Logger::open(const LogOptions& options) {
   logger->impl_ = std::make_shared<spdlog::async_logger>(
       options.name, logger->output_, logger->pool_,
       spdlog::async_overflow_policy::overrun_oldest);
-  logger->impl_->set_level(to_spdlog(options.level));
   logger->impl_->flush_on(spdlog::level::info);
   const std::lock_guard lock(loggers().mutex);
   loggers().all.push_back(logger.get());
@@ -224,7 +221,7 @@ Logger::~Logger() {
 
 void Logger::log(LogLevel level, std::string_view event,
                  const std::vector<Kv>& kvs) {
-  if (!impl_ || !impl_->should_log(to_spdlog(level))) return;
+  if (!impl_) return;
   ++posted_;
   impl_->log(to_spdlog(level), format_event(event, kvs));
 }

@@ -30,7 +30,7 @@ class thread_pool;
 
 namespace remesh {
 
-enum class LogLevel { kDebug, kInfo, kWarn, kError };
+enum class LogLevel { kInfo, kWarn, kError };
 
 struct LogOptions {
   std::string name;             // program, e.g. "worker a"
@@ -38,7 +38,6 @@ struct LogOptions {
   size_t max_bytes = 16 << 20;  // per file, before it is rotated
   size_t max_files = 4;         // with that one; at least 1
   bool to_stderr = false;
-  LogLevel level = LogLevel::kInfo;
 };
 
 // One key=value of a log line.
@@ -64,9 +63,6 @@ class Logger {
 
   void log(LogLevel level, std::string_view event,
            const std::vector<Kv>& kvs = {});
-  void debug(std::string_view e, const std::vector<Kv>& kvs = {}) {
-    log(LogLevel::kDebug, e, kvs);
-  }
   void info(std::string_view e, const std::vector<Kv>& kvs = {}) {
     log(LogLevel::kInfo, e, kvs);
   }

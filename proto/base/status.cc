@@ -1,44 +1,32 @@
 #include "proto/base/status.h"
 
+#include <algorithm>
+#include <array>
 #include <cerrno>
 #include <cstring>
 
 namespace remesh {
 
+namespace {
+
+constexpr std::array kNames = {"ok",          "invalid_argument",
+                               "not_found",   "already_exists",
+                               "corrupt",     "io",
+                               "unavailable", "exhausted",
+                               "cancelled",   "internal",
+                               "denied",      "ended"};
+static_assert(kNames.size() == static_cast<size_t>(Code::kEnded) + 1);
+
+}  // namespace
+
 const char* code_name(Code code) {
-  switch (code) {
-    case Code::kOk:
-      return "ok";
-    case Code::kInvalidArgument:
-      return "invalid_argument";
-    case Code::kNotFound:
-      return "not_found";
-    case Code::kAlreadyExists:
-      return "already_exists";
-    case Code::kCorrupt:
-      return "corrupt";
-    case Code::kIo:
-      return "io";
-    case Code::kUnavailable:
-      return "unavailable";
-    case Code::kExhausted:
-      return "exhausted";
-    case Code::kCancelled:
-      return "cancelled";
-    case Code::kInternal:
-      return "internal";
-    case Code::kDenied:
-      return "denied";
-    case Code::kEnded:
-      return "ended";
-  }
-  return "unknown";
+  return kNames.at(static_cast<size_t>(code));
 }
 
 Code code_named(std::string_view name) {
-  for (int i = 0; i <= static_cast<int>(Code::kEnded); ++i)
-    if (name == code_name(static_cast<Code>(i))) return static_cast<Code>(i);
-  return Code::kUnavailable;
+  const auto it = std::find(kNames.begin(), kNames.end(), name);
+  return it == kNames.end() ? Code::kUnavailable
+                            : static_cast<Code>(it - kNames.begin());
 }
 
 std::string Status::to_string() const {

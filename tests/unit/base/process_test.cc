@@ -32,6 +32,7 @@ TEST(ExitCode, HasOneMeaningEach) {
 }
 
 TEST(Code, IsFoundByItsName) {
+  EXPECT_STREQ(code_name(Code::kDenied), "denied");
   EXPECT_EQ(code_named(code_name(Code::kOk)), Code::kOk);
   EXPECT_EQ(code_named(code_name(Code::kNotFound)), Code::kNotFound);
   EXPECT_EQ(code_named(code_name(Code::kEnded)), Code::kEnded);

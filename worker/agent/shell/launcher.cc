@@ -267,9 +267,6 @@ void Launcher::on_pmix() {
                                {"message", u.blob}});
       continue;
     }
-    log_->debug("fence_entered", {{"generation", generation_},
-                                  {"index", u.index},
-                                  {"bytes", u.blob.size()}});
     if (u.index == 0 && network_)
       u.blob = with_network(u.blob, options_.worker, *network_);
     sink_(LocalFence{generation_, u.index, std::move(u.blob)});
