@@ -4,30 +4,18 @@
 #include <fmt/format.h>
 
 #include <algorithm>
-#include <charconv>
 
 namespace remesh::server {
 namespace {
 
-constexpr int kRetryMs = 50;
-constexpr int kMaxPort = 65535;
+using wire::HostPort;
+using wire::parse_address;
 
-bool parse_port(std::string_view text, int* port) {
-  const char* end = text.data() + text.size();
-  const auto parsed = std::from_chars(text.data(), end, *port);
-  return parsed.ec == std::errc() && parsed.ptr == end && *port >= 0 &&
-         *port <= kMaxPort;
-}
+constexpr int kRetryMs = 50;
 
 bool is_ipv6(const std::string& host) {
   in6_addr ignored{};
   return inet_pton(AF_INET6, host.c_str(), &ignored) == 1;
-}
-
-// Whether the colon before the port is the only one outside of brackets.
-bool is_host(const std::string& host) {
-  return host.find(':') == std::string::npos ||
-         (host.starts_with('[') && host.ends_with(']'));
 }
 
 // Tries one address until it is had, another failure comes, or time is up.
@@ -44,32 +32,11 @@ Result<std::unique_ptr<wire::Server>> try_for(
   }
 }
 
-}  // namespace
-
-Result<HostPort> parse_address(const std::string& address) {
-  const std::string kPrefix = "tcp://";
-  const size_t colon = address.rfind(':');
-  HostPort out;
-  if (!address.starts_with(kPrefix) || colon <= kPrefix.size() ||
-      colon == std::string::npos ||
-      !parse_port(std::string_view(address).substr(colon + 1), &out.port)) {
-    return invalid_argument(fmt::format(
-        "\"{}\" is not an address; allowed: tcp://HOST:PORT, for example "
-        "tcp://0.0.0.0:5710 (port 0: any free one), or ipc:///PATH",
-        address));
-  }
-  out.host = address.substr(kPrefix.size(), colon - kPrefix.size());
-  if (!is_host(out.host))
-    return invalid_argument(
-        fmt::format("\"{}\": an IPv6 address is written in brackets, for "
-                    "example tcp://[fd00::1]:5710",
-                    address));
-  return out;
-}
-
 std::string make_address(const HostPort& a) {
   return fmt::format("tcp://{}:{}", a.host, a.port);
 }
+
+}  // namespace
 
 bool is_loopback(const std::string& bind) {
   if (wire::is_ipc(bind)) return true;
@@ -122,12 +89,10 @@ Result<std::string> advertised_address(const std::string& bound,
   }
   // The last group of an address may also be a port.
   const size_t colon = given.rfind(':');
-  int port = 0;
   const bool bare =
-      is_ipv6(given) &&
-      !(is_ipv6(given.substr(0, colon)) &&
-        parse_port(std::string_view(given).substr(colon + 1), &port));
-  if (!bare && !is_host(given))
+      is_ipv6(given) && !(is_ipv6(given.substr(0, colon)) &&
+                          parse_address("tcp://h" + given.substr(colon)).ok());
+  if (!bare && !parse_address("tcp://" + given + ":0").ok())
     return invalid_argument(fmt::format(
         "--advertise {}: must be HOST or HOST:PORT, with an IPv6 address in "
         "brackets: [fd00::1] or [fd00::1]:5710",

@@ -12,14 +12,6 @@
 
 namespace remesh::server {
 
-struct HostPort {
-  std::string host;
-  int port = 0;
-};
-// "tcp://HOST:PORT"; HOST is "*", a name, an IPv4 or a bracketed IPv6 address.
-Result<HostPort> parse_address(const std::string& address);
-std::string make_address(const HostPort& address);
-
 // Whether only processes of this machine can connect to it.
 bool is_loopback(const std::string& bind);
 

@@ -6,7 +6,9 @@
 #include <algorithm>
 #include <array>
 #include <cerrno>
+#include <charconv>
 #include <cstring>
+#include <utility>
 #include <zmq.hpp>
 
 #include "proto/base/check.h"
@@ -109,18 +111,28 @@ bool is_ipc(const std::string& address) {
   return address.starts_with("ipc://");
 }
 
-Status check_address(const std::string& address) {
-  Status bad = invalid_argument("address '" + address + "': " + kAddressForm);
-  if (is_ipc(address))
-    return address.starts_with("ipc:///") ? ok_status() : bad;
+Result<HostPort> parse_address(const std::string& address) {
+  const std::string bad = "\"" + address + "\" is not an address; ";
   const size_t colon = address.rfind(':');
-  if (address.rfind("tcp://", 0) != 0 || colon < 7) return bad;
-  const std::string port = address.substr(colon + 1);
-  if (port.empty() || port.size() > 5 ||
-      port.find_first_not_of("0123456789") != std::string::npos ||
-      std::stoi(port) > 65535)
-    return bad;
-  return ok_status();
+  const char* end = address.data() + address.size();
+  uint16_t port = 0;
+  // Without a colon, all of it.
+  const auto parsed = std::from_chars(address.data() + (colon + 1), end, port);
+  if (!address.starts_with("tcp://") || colon < 7 || parsed.ec != std::errc() ||
+      parsed.ptr != end)
+    return invalid_argument(bad + kAddressForm);
+  std::string host = address.substr(6, colon - 6);
+  if (host.find(':') != std::string::npos &&
+      !(host.starts_with('[') && host.ends_with(']')))
+    return invalid_argument(bad +
+                            "an IPv6 address is written in brackets, for "
+                            "example tcp://[fd00::1]:5710");
+  return HostPort{std::move(host), port};
+}
+
+Status check_address(const std::string& address) {
+  return address.starts_with("ipc:///") ? ok_status()
+                                        : parse_address(address).status();
 }
 
 Status start_monitor(void* socket, void* monitor, int events) {

@@ -50,6 +50,12 @@ inline constexpr int kSilenceMs = 3000;
 
 // Whether the address is a socket in the file system, "ipc:///PATH".
 bool is_ipc(const std::string& address);
+struct HostPort {
+  std::string host;
+  int port = 0;
+};
+// "tcp://HOST:PORT"; HOST is "*", a name, an IPv4 or a bracketed IPv6 address.
+Result<HostPort> parse_address(const std::string& address);
 
 // Identifies a connection of a Server; changes when the peer reconnects.
 using PeerId = std::string;

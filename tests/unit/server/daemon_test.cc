@@ -345,7 +345,7 @@ TEST(ListenTest, LoopbackIsKnown) {
 TEST(ListenTest, BadAddressesNameWhatIsAllowed) {
   for (const char* bad : {"", "foo", "tcp://", "tcp://h", "tcp://h:", "h:1",
                           "tcp://h:x", "tcp://h:65536", "udp://h:1"}) {
-    const auto parsed = parse_address(bad);
+    const auto parsed = wire::parse_address(bad);
     ASSERT_FALSE(parsed.ok()) << bad;
     EXPECT_NE(parsed.status().message().find("tcp://HOST:PORT"),
               std::string::npos);

@@ -282,7 +282,8 @@ TEST(Channel, SecondServerOnOneAddressIsRefused) {
 TEST(Channel, BadAddressesAreNamed) {
   for (const char* bad :
        {"", "127.0.0.1:5", "http://x:1", "tcp://", "tcp://127.0.0.1",
-        "tcp://127.0.0.1:x", "tcp://127.0.0.1:99999"}) {
+        "tcp://127.0.0.1:x", "tcp://127.0.0.1:99999", "tcp://127.0.0.1:-0",
+        "tcp://::1:5", "ipc://relative"}) {
     auto s = Server::bind(bad, std::nullopt);
     ASSERT_FALSE(s.ok()) << bad;
     EXPECT_NE(s.status().message().find(bad), std::string::npos) << bad;
