@@ -114,6 +114,19 @@ int usage_error(const CLI::App& root, const CLI::ParseError& error, int argc,
   return kExitUsage;
 }
 
+// Refuses empty values of all verbs. They would mean that nothing is given: a
+// RUN of "" is the run that trains, or the newest one.
+void refuse_empty_values(CLI::App* verb) {
+  const CLI::Validator check(
+      [](const std::string& text) {
+        return std::string(text.empty() ? "must not be empty" : "");
+      },
+      "");
+  for (CLI::Option* o : verb->get_options())
+    if (o->get_items_expected_min() > 0) o->check(check);
+  for (CLI::App* below : verb->get_subcommands({})) refuse_empty_values(below);
+}
+
 }  // namespace
 
 int main(int argc, char** argv) {
@@ -136,6 +149,7 @@ int main(int argc, char** argv) {
   add_tune_verb(&app, &code);
   add_job_verbs(&app, &code);
   add_key_verbs(&app, &code);
+  refuse_empty_values(&app);
   try {
     app.parse(argc, argv);
   } catch (const CLI::ParseError& e) {

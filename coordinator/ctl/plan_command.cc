@@ -147,7 +147,6 @@ Exit code 2 or 3, with the reason, if no mesh can run the job there.)");
   add_measure_command(c, code);
   add_project_command(c, code);
   add_study_command(c, code);
-  refuse_empty_values(c);
   c->callback([c, o, code] {
     if (c->get_subcommands().empty()) *code = exit_code(plan(*o));
   });

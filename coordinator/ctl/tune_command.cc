@@ -393,7 +393,6 @@ void add_tune_verb(CLI::App* app, int* code) {
       ->needs(launch);
   c->add_option("--html", o->html, "Also write a page with charts");
   add_json_option(c, &o->json);
-  refuse_empty_values(c);
   c->footer(R"(
 The first trial has the job's own settings; each next one is that with the
 largest expected improvement. Ends after --trials, or when no setting is

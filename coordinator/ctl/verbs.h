@@ -55,19 +55,6 @@ inline CLI::Validator number_in(double least, double most) {
   return in_range("a number", least, most);
 }
 
-// Refuses empty values, which otherwise mean that an option is not given, of
-// all options of the verb and of the commands below it.
-inline void refuse_empty_values(CLI::App* verb) {
-  const CLI::Validator check(
-      [](const std::string& text) {
-        return std::string(text.empty() ? "must not be empty" : "");
-      },
-      "");
-  for (CLI::Option* o : verb->get_options())
-    if (o->get_items_expected_min() > 0) o->check(check);
-  for (CLI::App* below : verb->get_subcommands({})) refuse_empty_values(below);
-}
-
 // Options that several verbs have.
 inline void add_run_option(CLI::App* verb, std::string* run) {
   verb->add_option("RUN", *run,

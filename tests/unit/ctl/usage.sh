@@ -143,6 +143,11 @@ for option in "plan job.toml --layout" "plan job.toml --cluster" \
   "plan project --model" "tune job.toml --out"; do
   one_line ": --${option##* --}: must not be empty" $option ""
 done
+# Not the run that trains, or the newest one.
+for verb in stop "stop --discard" "checkpoint prune" resume fork run \
+  "run job.toml --run-dir"; do
+  one_line ": must not be empty" $verb ""
+done
 expect 0 "best: " "$bin/remesh" plan job.toml --cluster h100 --gpus 2
 on="--cluster h100 --gpus"
 expect 0 "stages wait" "$bin/remesh" plan --model llama3-8b $on 8 --explain dp8
