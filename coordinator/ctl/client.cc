@@ -195,8 +195,8 @@ namespace {
 // Whether there is an address, and not of a process of this host that is dead.
 bool coordinator_may_answer(const Target& target) {
   const auto e = rundir::read_endpoint(target.run_dir);
-  return e.ok() &&
-         (!rundir::is_here(*e) || rundir::RunLock::holder(target.run_dir) > 0);
+  return e.ok() && (!rundir::lock_tells(*e) ||
+                    rundir::RunLock::holder(target.run_dir) > 0);
 }
 
 // Returns when a run that has not ended has a coordinator, or after kRestartMs.

@@ -35,6 +35,13 @@ bool is_here(const Endpoint& e) {
   return e.host_id != 0 ? e.host_id == host_id() : e.host == host_identity();
 }
 
+bool lock_tells(const Endpoint& e) {
+  for (const char* own :
+       {"ipc://", "tcp://127.", "tcp://localhost:", "tcp://[::1]:"})
+    if (e.address.starts_with(own)) return true;
+  return is_here(e) || e.host == host_identity();
+}
+
 Result<Endpoint> parse_endpoint(const std::string& text) {
   std::istringstream in(text);
   Endpoint e;

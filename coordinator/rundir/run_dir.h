@@ -38,6 +38,9 @@ struct Endpoint {
 };
 // Whether its host is this one.
 bool is_here(const Endpoint& endpoint);
+// Whether RunLock::holder() tells if its coordinator lives: that is here, or
+// was before this host or container was started anew, which changes host_id.
+bool lock_tells(const Endpoint& endpoint);
 std::string endpoint_text(const Endpoint& endpoint);
 Result<Endpoint> parse_endpoint(const std::string& text);
 // Needs no free space if there is an endpoint already.

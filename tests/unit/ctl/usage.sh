@@ -102,6 +102,12 @@ expect 2 "did you mean verify" "$bin/remesh" checkpoint verfy
 expect 75 "no answer from tcp://127.0.0.1:9" "$bin/remesh" status \
   tcp://127.0.0.1:9 --no-auth
 expect 2 "remesh key new operator" "$bin/remesh" status tcp://127.0.0.1:9
+# Its coordinator ran before the host was started anew, or in another container.
+mkdir dead
+printf 'tcp://127.0.0.1:9\npid=1\nhost=before\nhost_id=1\n' \
+  >dead/coordinator.addr
+expect 4 "not running since" "$bin/remesh" status dead
+expect 4 "not running since" "$bin/remesh" stop dead
 # What is typed comes before the environment.
 expect 2 "/nowhere/typed" env REMESH_KEY=/nowhere/env "$bin/remesh" status \
   tcp://127.0.0.1:9 --key /nowhere/typed

@@ -441,6 +441,21 @@ TEST_F(RunDirTest, AnEndpointOfAMachineOfTheSameNameIsNotHere) {
   EXPECT_TRUE(is_here(e));
 }
 
+TEST_F(RunDirTest, TheLockTellsOfCoordinatorsBeforeARestartOfTheHost) {
+  const uint64_t before = host_id() + 1;
+  EXPECT_TRUE(lock_tells({.address = "tcp://10.0.0.1:5710",
+                          .host = host_identity(),
+                          .host_id = before}));
+  for (const char* own : {"tcp://127.0.0.1:5710", "tcp://[::1]:5710",
+                          "tcp://localhost:5710", "ipc:///run/socket"})
+    EXPECT_TRUE(
+        lock_tells({.address = own, .host = "elsewhere", .host_id = before}))
+        << own;
+  EXPECT_FALSE(lock_tells({.address = "tcp://10.0.0.1:5710",
+                           .host = "elsewhere",
+                           .host_id = before}));
+}
+
 // A run of the job whose coordinator started at `time`, or never.
 void put_run(const std::string& run, const std::string& job_name, double time) {
   const auto store = [](const std::string& path, const std::string& text) {
