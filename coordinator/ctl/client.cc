@@ -2,6 +2,7 @@
 
 #include <fmt/format.h>
 #include <poll.h>
+#include <unistd.h>
 
 #include <algorithm>
 #include <chrono>
@@ -44,6 +45,12 @@ Result<std::unique_ptr<wire::Client>> connect(const Target& target) {
   choice.run = target.run_dir;
   choice.member = "operator";
   choice.no_auth |= target.no_auth;
+  // It may be the key of another run.
+  const char* const environment = std::getenv("REMESH_KEY");
+  if (choice.key.empty() && environment != nullptr &&
+      (choice.run.empty() ||
+       access(rundir::key_path(choice.run, choice.member).c_str(), R_OK) != 0))
+    choice.key = environment;
   ASSIGN_OR_RETURN(const auto keys, wire::choose_keys(choice));
   return wire::Client::connect(target.address, keys);
 }
@@ -110,14 +117,8 @@ void add_client_options(CLI::App* verb, std::string* run) {
   wire::KeyChoice& o = key_options();
   add_run_option(verb, run);
   verb->add_option("--key", o.key,
-                   "File of your key. Default: REMESH_KEY in the environment, "
-                   "or that of the run directory");
-  // CLI11's envname() applies to verbs that were not typed as well.
-  verb->parse_complete_callback([] {
-    const char* const given = std::getenv("REMESH_KEY");
-    if (key_options().key.empty() && given != nullptr)
-      key_options().key = given;
-  });
+                   "File of your key. Default: that of the run directory, or "
+                   "where that cannot be read REMESH_KEY in the environment");
   verb->add_option("--server-key", o.server,
                    "The coordinator's public key, or a file with it. Default: "
                    "that of the run directory, or of your key file");

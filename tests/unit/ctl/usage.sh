@@ -102,6 +102,14 @@ expect 2 "did you mean verify" "$bin/remesh" checkpoint verfy
 expect 75 "no answer from tcp://127.0.0.1:9" "$bin/remesh" status \
   tcp://127.0.0.1:9 --no-auth
 expect 2 "remesh key new operator" "$bin/remesh" status tcp://127.0.0.1:9
+# The key of a run that can be seen comes before that of the environment, which
+# may be for another run.
+expect 0 "" "$bin/remesh" key new coordinator head keyed
+printf 'tcp://192.0.2.1:9\nhost=elsewhere\nhost_id=1\n' >keyed/coordinator.addr
+expect 75 "no answer from tcp://192.0.2.1:9" \
+  env REMESH_KEY=/nowhere/env "$bin/remesh" status keyed
+rm -r keyed/keys
+expect 2 "/nowhere/env" env REMESH_KEY=/nowhere/env "$bin/remesh" status keyed
 # Its coordinator ran before the host was started anew, or in another container.
 mkdir dead
 printf 'tcp://127.0.0.1:9\npid=1\nhost=before\nhost_id=1\n' \
