@@ -133,12 +133,12 @@ std::string time_of_day(double unix_s);
 std::string short_path(const std::string& path);
 // The same as a word of a command that is printed to be copied.
 std::string typed_path(const std::string& path);
-// When the newest coordinator of a run started, in unix seconds, by its events;
-// 0 if none ever did.
+// When the newest coordinator of a run started, in unix seconds, by its events,
+// or when it was made by `remesh fork`; 0 if neither ever happened.
 double started_at(const std::string& run);
-// The run in the folder (or that its link "latest" names) that was started or
-// resumed last, of the job of that name (of any job if it is empty). NotFound
-// names the folder.
+// The run in the folder (or that its link "latest" names) that was started,
+// resumed or made last, of the job of that name (of any job if it is empty).
+// NotFound names the folder.
 Result<std::string> newest_run(const std::string& dump_folder,
                                const std::string& job_name);
 // The run directory of a job: `given`; otherwise, with `resume`, its newest

@@ -492,6 +492,13 @@ TEST_F(RunDirTest, TheNewestRunIsTheOneStartedLast) {
   EXPECT_EQ(choose_run(runs, "b", "", true, 0).value(), runs + "/b");
   EXPECT_FALSE(choose_run(runs, "a", dir_ + "/none", true, 0).ok());
   EXPECT_EQ(choose_run(runs, "a", dir_ + "/x/", false, 0).value(), dir_ + "/x");
+  // Made from another run, and not continued yet.
+  put_run(runs + "/fork", "b", 0);
+  pb::EventRecord e;
+  e.set_event("forked");
+  e.set_time(500);
+  put(events_path(runs + "/fork"), event_line(e) + "\n");
+  EXPECT_EQ(newest_run(runs, "b").value(), runs + "/fork");
 }
 
 TEST_F(RunDirTest, LatestPointsToTheRunAndNamesTheRun) {
