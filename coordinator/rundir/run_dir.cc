@@ -484,6 +484,8 @@ Result<std::string> find_run(const std::string& named) {
   if (is_run(named)) return real_path(named);
   const std::string path = absolute(named);
   std::error_code error;
+  if (!fs::exists(job_path(path), error) && error)  // it may be a run
+    return errno_error(path, error.value());
   if (!fs::exists(path, error)) return not_found(path + ": no such run");
   return not_found(not_a_run(path));
 }

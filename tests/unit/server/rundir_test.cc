@@ -520,6 +520,14 @@ TEST_F(RunDirTest, LatestPointsToTheRunAndNamesTheRun) {
   }
 }
 
+TEST_F(RunDirTest, ARunThatCannotBeLookedAtIsNotMissing) {
+  fs::create_symlink(dir_ + "/loop", dir_ + "/loop");
+  EXPECT_EQ(find_run(dir_ + "/loop").status().code(), Code::kIo);
+  EXPECT_EQ(find_run(dir_ + "/none").status().code(), Code::kNotFound);
+  put(dir_ + "/file", "x");
+  EXPECT_EQ(find_run(dir_ + "/file").status().code(), Code::kNotFound);
+}
+
 TEST_F(RunDirTest, TheLastEventTellsHowARunEnded) {
   EXPECT_FALSE(end_of_run(dir_));
   pb::EventRecord e;
