@@ -127,8 +127,9 @@ class RunJob {
           reply->code() == code_name(Code::kExhausted) ? reply->error() : ""});
     const auto endpoint = rundir::read_endpoint(run_dir_);
     const bool following = supervisor_.following();
-    const bool listens = endpoint.ok() && (following || endpoint.value().pid ==
-                                                            coordinator_pid_);
+    const bool listens =
+        endpoint.ok() &&
+        (following || rundir::is_of_process(*endpoint, coordinator_pid_));
     if (listens && on_listening_)
       std::exchange(on_listening_, nullptr)(!following);
     dispatch(Tick{

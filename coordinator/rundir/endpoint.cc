@@ -35,6 +35,10 @@ bool is_here(const Endpoint& e) {
   return e.host_id != 0 ? e.host_id == host_id() : e.host == host_identity();
 }
 
+bool is_of_process(const Endpoint& e, int pid) {
+  return e.pid == pid && is_here(e);
+}
+
 bool lock_tells(const Endpoint& e) {
   for (const char* own :
        {"ipc://", "tcp://127.", "tcp://localhost:", "tcp://[::1]:"})

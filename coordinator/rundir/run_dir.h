@@ -38,6 +38,8 @@ struct Endpoint {
 };
 // Whether its host is this one.
 bool is_here(const Endpoint& endpoint);
+// Whether it is that of this process of this host: containers repeat pids.
+bool is_of_process(const Endpoint& endpoint, int pid);
 // Whether RunLock::holder() tells if its coordinator lives: that is here, or
 // was before this host or container was started anew, which changes host_id.
 bool lock_tells(const Endpoint& endpoint);

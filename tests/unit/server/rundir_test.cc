@@ -433,10 +433,13 @@ TEST_F(RunDirTest, AnEndpointIsReplacedOnAFullDisk) {
 }
 
 TEST_F(RunDirTest, AnEndpointOfAMachineOfTheSameNameIsNotHere) {
-  Endpoint e{.host = host_identity(), .host_id = host_id()};
+  Endpoint e{.host = host_identity(), .pid = 7, .host_id = host_id()};
   EXPECT_TRUE(is_here(e));
+  EXPECT_TRUE(is_of_process(e, 7));
+  EXPECT_FALSE(is_of_process(e, 8));
   e.host_id += 1;
   EXPECT_FALSE(is_here(e));
+  EXPECT_FALSE(is_of_process(e, 7)) << "as in another container";
   e.host_id = 0;  // of an older release
   EXPECT_TRUE(is_here(e));
 }
