@@ -123,6 +123,10 @@ void Supervisor::handle(const StartFailed& e) {
   running_.erase(e.child);
   if (e.child == kCoordinator) return give_up(e.error);
   say(e.error, Tone::kBad);
+  if (options_.respawn && !interrupted())
+    respawn_at_[e.child] = now_ms_ + kRespawnDelayMs;
+  else
+    hopeless_[e.child] = e.error;
 }
 
 void Supervisor::handle(const StopAnswered& e) {

@@ -412,6 +412,23 @@ TEST_F(SupervisorTest, EndsWhenNoWorkerIsLeftAndNoneWouldRun) {
   EXPECT_EQ(tick({}, 60'000), Texts{}) << "the next one may fare better";
 }
 
+TEST_F(SupervisorTest, EndsWhenNoWorkerCanBeStarted) {
+  start(1);
+  EXPECT_EQ(dispatch(StartFailed{1, "no more processes"}),
+            Texts{"say no more processes"});
+  const Tick alone{.coordinator_listens = true};
+  EXPECT_EQ(tick(alone), Texts{});
+  EXPECT_EQ(tick(alone, Supervisor::kNoWorkerMs),
+            Texts{fmt::format("signal {} to 0", SIGTERM)});
+  EXPECT_EQ(supervisor_->reason(), "no worker can run here: no more processes");
+  exited(kCoordinator, 0, SIGTERM);
+  EXPECT_EQ(tick(), Texts{"exit 3"});
+  start(1, /*respawn=*/true);
+  dispatch(StartFailed{1, "no more processes"});
+  EXPECT_EQ(tick(alone), Texts{});
+  EXPECT_EQ(tick(alone, Supervisor::kRespawnDelayMs), Texts{"start worker 1"});
+}
+
 TEST_F(SupervisorTest, AnUnansweredStopEnds) {
   start(1);
   interrupt();
