@@ -138,9 +138,10 @@ Ranks ranks_of(const PreflightOptions& o) {
   return out;
 }
 
-Need data_need(const pb::Job& job) {
-  Need n{.what = "data", .needed = job.data().path(), .fatal = true};
-  const auto info = rundir::read_data_info(job.data().path());
+Need data_need(const PreflightOptions& o) {
+  const std::string& path = o.job.data().path();
+  Need n{.what = "data", .needed = path, .fatal = o.workers > 0};
+  const auto info = rundir::read_data_info(path);
   if (info.ok())
     n.here = short_number(static_cast<double>(info->train_tokens)) + " tokens";
   else
@@ -303,7 +304,7 @@ Need shm_need(const PreflightOptions& o, const Ranks& r) {
 }  // namespace
 
 std::vector<Need> look_ahead(const PreflightOptions& o) {
-  std::vector<Need> out = {data_need(o.job), disk_need(o), files_need(o)};
+  std::vector<Need> out = {data_need(o), disk_need(o), files_need(o)};
   Ranks r;
   if (o.workers > 0) r = ranks_of(o);
   if (o.workers > 0 && o.job.lora().rank() > 0) out.push_back(base_need(o.job));

@@ -45,5 +45,19 @@ TEST(PreflightTest, AMissingFolderOfStatesIsANeedThatIsNotMet) {
   EXPECT_NE(problem_of(missing, run).find("is missing"), std::string::npos);
 }
 
+// A coordinator may be on a host that has no data.
+TEST(PreflightTest, OnlyWorkersNeedTheData) {
+  const testing::TempDir dir;
+  for (const int workers : {0, 1}) {
+    const auto needs = look_ahead({.job = kept_job(),
+                                   .run_dir = dir.path() + "/run",
+                                   .workers = workers,
+                                   .shared = dir.path()});
+    ASSERT_EQ(needs[0].what, "data");
+    EXPECT_NE(needs[0].problem, "");
+    EXPECT_EQ(needs[0].fatal, workers > 0);
+  }
+}
+
 }  // namespace
 }  // namespace remesh::ctl
