@@ -15,6 +15,7 @@
 #include "coordinator/rundir/newest_state.h"
 #include "coordinator/rundir/run_dir.h"
 #include "parallel/jobfile/lr_schedule.h"
+#include "proto/base/rng.h"
 #include "proto/base/text.h"
 #include "proto/data/index.h"
 #include "proto/rundir/events.h"
@@ -376,15 +377,25 @@ Status check_data(FileSystem& fs, const pb::Job& job, const std::string& run,
       job.data().path(), given.data_id, newest ? newest->path : run, id));
 }
 
-}  // namespace
+// The last line of a job.toml, below that text.
+std::string last_line(uint64_t id, const std::string& above) {
+  return fmt::format("\n{}{:016x} {:016x}\n", kRunIdMark, id, hash64(above));
+}
 
-namespace {
+// Whether job.toml is as a coordinator wrote it. One that died before it wrote
+// the journal leaves a job there that the journal does not have.
+bool is_unedited(FileSystem& fs, const std::string& run) {
+  const auto text = remesh::read_file(fs, job_path(run), kMaxJobBytes);
+  if (!text.ok()) return false;
+  const size_t at = text->rfind("\n" + std::string(kRunIdMark));
+  return at != std::string::npos &&
+         text->substr(at) == last_line(run_id_of(fs, run), text->substr(0, at));
+}
 
 // The journal and job.toml belong to one run, and nobody has edited job.toml
 // since the journal was written.
-Status check_identity(FileSystem& fs, const Continuation& with,
-                      const std::string& run, const Result<pb::Job>& file,
-                      const pb::Durable& journal) {
+Status check_identity(FileSystem& fs, bool accept_edits, const std::string& run,
+                      const Result<pb::Job>& file, const pb::Durable& journal) {
   if (!file.ok()) return ok_status();
   const uint64_t id = run_id_of(fs, run);
   if (id != 0 && journal.run_id() != 0 && id != journal.run_id())
@@ -393,7 +404,7 @@ Status check_identity(FileSystem& fs, const Continuation& with,
         "another run. Put the right one back, or move the journal away to "
         "continue from the newest checkpoint",
         journal_path(run), journal.run_id(), job_path(run), id));
-  if (!journal.has_job() || with.accept_edits) return ok_status();
+  if (!journal.has_job() || accept_edits) return ok_status();
   // Read back as the file is, so that the two differ in nothing but edits.
   ASSIGN_OR_RETURN(
       const pb::Job written,
@@ -416,9 +427,10 @@ Result<JobChange> check_job(FileSystem& fs, const Continuation& with,
     return held.status();
   std::vector<std::string> asked = with.set;
   if (journal != nullptr) {
-    RETURN_IF_ERROR(check_identity(fs, with, run, held, *journal));
+    const bool accept = with.accept_edits || is_unedited(fs, run);
+    RETURN_IF_ERROR(check_identity(fs, accept, run, held, *journal));
     // Whoever accepts an edit asks for it.
-    if (journal->has_job() && held.ok() && with.accept_edits)
+    if (journal->has_job() && held.ok() && accept)
       for (const auto& d : jobfile::differences(journal->job(), *held))
         asked.push_back(d.key + "=" + d.second);
     if (journal->has_job()) held = journal->job();
@@ -452,7 +464,7 @@ Status write_job(FileSystem& fs, const pb::Job& job, const std::string& run,
                  uint64_t run_id) {
   const std::string path = job_path(run);
   std::string text = jobfile::to_toml(job);
-  if (run_id != 0) text += fmt::format("\n{}{:016x}\n", kRunIdMark, run_id);
+  if (run_id != 0) text += last_line(run_id, text);
   const Result<std::string> before = remesh::read_file(fs, path, kMaxJobBytes);
   if (before.ok() && *before == text) return ok_status();
   return write_file_atomically(fs, path, text);

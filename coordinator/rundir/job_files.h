@@ -96,8 +96,9 @@ struct Continuation {
 // `journal`: of the run; null if it has none.
 Result<JobChange> check_job(FileSystem& fs, const Continuation& with,
                             const std::string& run, const pb::Durable* journal);
-// Makes `job` the job of the run directory: writes job.toml.
-// `run_id`: in a comment; 0 if unknown.
+// Makes `job` the job of the run directory: writes job.toml. `run_id`: in a
+// comment, with a hash by which check_job() knows the file from one that was
+// edited; 0 if unknown.
 Status write_job(FileSystem& fs, const pb::Job& job, const std::string& run,
                  uint64_t run_id = 0);
 

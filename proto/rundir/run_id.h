@@ -9,7 +9,8 @@
 
 namespace remesh::rundir {
 
-// What the line begins with; 16 hexadecimal digits follow.
+// What the line begins with; 16 hexadecimal digits follow, and of what the
+// coordinator wrote, the hash of the lines above.
 inline constexpr std::string_view kRunIdMark = "# run ";
 
 // The number of the run in directory `run`; 0 if it has none.

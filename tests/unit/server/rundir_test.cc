@@ -850,6 +850,29 @@ TEST_F(RunDirTest, EditsOfTheJobFileInARunAreTakenOnlyOnRequest) {
             Code::kInvalidArgument);
 }
 
+// A coordinator that is killed before it writes the journal leaves such a file.
+TEST_F(RunDirTest, AJobThatACoordinatorWroteIsNoEdit) {
+  const auto fs = posix_file_system();
+  pb::Durable journal;
+  *journal.mutable_job() = job();
+  journal.set_run_id(7);
+  ASSERT_TRUE(
+      write_job(*fs, job({"optimizer.lr=0.5"}), dir_, journal.run_id()).ok());
+  EXPECT_EQ(run_id_of(*fs, dir_), 7U);
+  const auto check = [&] {
+    const auto now = load_resolved({}, dir_);
+    EXPECT_TRUE(now.ok()) << now.status().message();
+    return check_job(*fs, {*now, {}}, dir_, &journal);
+  };
+  const auto taken = check();
+  ASSERT_TRUE(taken.ok()) << taken.status().message();
+  EXPECT_EQ(taken->keys, "optimizer.lr 0.001 -> 0.5");
+  std::string text = get(job_path(dir_));
+  text.replace(text.find("\nlog_every = 1\n"), 15, "\nlog_every = 2\n");
+  put(job_path(dir_), text);
+  EXPECT_EQ(check().status().code(), Code::kInvalidArgument);
+}
+
 // Of a rank alone, so that the state is complete.
 TEST_F(RunDirTest, TheNewestStepMayBeInMemoryOrInACheckpoint) {
   const auto fs = posix_file_system();
