@@ -176,8 +176,10 @@ Result<std::string> make_member(FileSystem& fs, const std::string& run,
     return !before.empty() && k.public_key == before;
   });
   all.push_back(std::move(key));
-  RETURN_IF_ERROR(write_allowed(fs, run, all));
-  return out;
+  const Status allowed = write_allowed(fs, run, all);
+  if (allowed.ok()) return out;
+  (void)fs.remove(out).ok();  // nobody would be let in with it
+  return allowed;
 }
 
 Status make_next_key(const std::string& run) {

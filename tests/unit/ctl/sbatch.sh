@@ -81,6 +81,13 @@ for code in 0 2 4 5; do
   check "exit code $got, not $code" [ "$got" -eq "$code" ]
   check "code $code ends the job" [ "$(wc -l <"$dir/coordinator")" -eq 1 ]
 done
+keys=$dir/runs/slurm-7/keys
+mv "$keys/batch.key" "$dir"
+"$bin/remesh" key revoke batch "$dir/runs/slurm-7" >/dev/null
+mv "$dir/batch.key" "$keys"
+run 0
+check "a secret that was never allowed is made again" \
+  grep -q '"batch"' "$keys/allowed.toml"
 run "warned 5"
 check "exit code $got, not 0, after a warning" [ "$got" -eq 0 ]
 check "a warning requeues" [ "$(grep -cx 'requeue 7' "$dir/scontrol")" -eq 1 ]

@@ -136,6 +136,18 @@ TEST_F(DoorTest, KeysThatCannotBeExaminedNowAreNotReplaced) {
   EXPECT_EQ(*wire::read_public_key(rundir::server_key_path(run_)), *before);
 }
 
+TEST_F(DoorTest, AKeyThatCannotBeAllowedIsNotLeft) {
+  ASSERT_TRUE(rundir::make_keys(*fs_, run_).ok());
+  HookedFileSystem full([](const std::string& call, const auto&) {
+    return call == "rename" ? errno_error("keys", ENOSPC) : ok_status();
+  });
+  const AllowedKey key{.role = "join", .name = "batch"};
+  EXPECT_EQ(rundir::make_member(full, run_, key, "").status().code(),
+            Code::kExhausted);
+  const auto made = rundir::make_member(*fs_, run_, key, "");
+  EXPECT_TRUE(made.ok()) << made.status().message();
+}
+
 TEST_F(DoorTest, WithoutKeysItRefusesToOpenAndSaysHowToMakeThem) {
   const auto door = Door::open(*fs_, {.run = run_, .job = "job"});
   ASSERT_FALSE(door.ok());
