@@ -26,4 +26,23 @@ for unit in "$1"/systemd/*.service; do
   done
 done
 check "no units" [ -n "${name:-}" ]
+
+# The arguments of the coordinator, by its ExecStart.
+dir=$(mktemp -d) || exit 1
+trap 'rm -rf "$dir"' EXIT
+arguments() {
+  local line
+  line=$(sed -n '/^ExecStart=/,/[^\\]$/{s/^ExecStart=//;s/\\$//;p}' \
+    "$1/systemd/remesh-coordinator@.service" | tr '\n' ' ')
+  line=${line//\$\$/\$}
+  line=${line//%i/job}
+  line=${line//\/usr\/local\/bin\/remesh-coordinator/echo}
+  REMESH_BIND=tcp://h:1 REMESH_RUN_DIR=$dir bash -c "$line"
+}
+rest="--bind tcp://h:1 --run-dir $dir"
+check "a new run has no job file: $(arguments "$1")" \
+  [ "$(arguments "$1")" = "/etc/remesh/job.toml $rest" ]
+touch "$dir/job.toml"
+check "a run does not keep its settings: $(arguments "$1")" \
+  [ "$(arguments "$1")" = "$rest" ]
 exit "$failed"
