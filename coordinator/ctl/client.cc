@@ -224,22 +224,15 @@ rundir::NewestState newest_state_of(const std::string& run) {
                               journal.ok() ? &*journal : nullptr);
 }
 
-std::string kept_in_memory(const std::string& run) {
-  const rundir::NewestState newest = newest_state_of(run);
-  return newest.where == rundir::NewestState::Where::kMemory
-             ? rundir::state_text(newest)
-             : "";
-}
-
-std::string why_not_running(const std::string& run) {
+std::string why_not_running(const std::string& run,
+                            const rundir::NewestState& newest) {
   if (const auto end = rundir::end_of_run(run)) {
-    const std::string memory = kept_in_memory(run);
+    const bool in_memory =
+        newest.where == rundir::NewestState::Where::kMemory &&
+        end->outcome != pb::JobStatus::DONE;
     return rundir::end_text(*end, run) +
-           (end->outcome == pb::JobStatus::DONE || memory.empty()
-                ? ""
-                : "; " + memory);
+           (in_memory ? "; " + rundir::state_text(newest) : "");
   }
-  const rundir::NewestState newest = newest_state_of(run);
   const std::string resume = "remesh resume " + rundir::typed_path(run);
   const auto lines = rundir::read_last_lines(rundir::metrics_path(run));
   const auto last =
@@ -263,8 +256,9 @@ namespace {
 Result<pb::JobStatus> send_to(const Target& target, const pb::Command& command,
                               Connection* kept) {
   if (!target.run_dir.empty() && !coordinator_may_answer(target))
-    return ended(rundir::short_path(target.run_dir) + ": " +
-                 why_not_running(target.run_dir));
+    return ended(
+        rundir::short_path(target.run_dir) + ": " +
+        why_not_running(target.run_dir, newest_state_of(target.run_dir)));
   ASSIGN_OR_RETURN(const pb::Reply reply, exchange(target, command, kept));
   if (!reply.ok()) return Status(code_named(reply.code()), reply.error());
   return reply.status();

@@ -43,10 +43,9 @@ pb::Command status_request();
 // Where the newest state of a run is that has no coordinator, as far as this
 // host can see: rundir::newest_state() with the run's own journal and job.
 rundir::NewestState newest_state_of(const std::string& run);
-// Its text, if it is in memory; else "".
-std::string kept_in_memory(const std::string& run);
-// Why a run has no coordinator, and how to continue it.
-std::string why_not_running(const std::string& run);
+// Why a run has no coordinator, and how to continue it from that state.
+std::string why_not_running(const std::string& run,
+                            const rundir::NewestState& newest);
 
 // How long send_command() waits for the status; longer for changes.
 inline constexpr int kReplyMs = 3000;

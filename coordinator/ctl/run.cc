@@ -9,13 +9,14 @@
 #include <cerrno>
 #include <cstdio>
 #include <filesystem>
+#include <fstream>
 #include <functional>
 #include <map>
 #include <memory>
 #include <optional>
 #include <utility>
 
-#include "checkpoint/manifest/scan.h"
+#include "checkpoint/manifest/manifest.h"
 #include "coordinator/ctl/children.h"
 #include "coordinator/ctl/client.h"
 #include "coordinator/ctl/detach.h"
@@ -249,15 +250,6 @@ class RunJob {
 
   // ---------------------------------------------------------------- the end
 
-  std::string newest_checkpoint() const {
-    const auto fs = posix_file_system();
-    const auto found = manifest::scan(
-        *fs, rundir::checkpoints_path(run_dir_, job_.checkpoint().folder()));
-    if (!found.ok()) return "";
-    const auto* newest = manifest::choose_newest_valid(found.value());
-    return newest == nullptr ? "" : newest->path;
-  }
-
   void summarize(int code) {
     if (supervisor_.following() && !has_ended(follower_->outcome()))
       return screen_.line("still running: remesh status " +
@@ -269,19 +261,20 @@ class RunJob {
                 : supervisor_.interrupted() ? pb::JobStatus::UNKNOWN
                                             : follower_->outcome();
     s.began = began_;
-    for (const std::string& line :
-         rundir::read_lines(rundir::metrics_path(run_dir_))) {
-      auto m = rundir::parse_metrics_line(line);
-      if (m.ok()) s.metrics.push_back(std::move(*m));
-    }
-    for (const std::string& line :
-         rundir::read_lines(rundir::events_path(run_dir_))) {
-      auto e = rundir::parse_event_line(line);
-      if (e.ok()) s.events.push_back(std::move(*e));
-    }
-    const std::string newest = newest_checkpoint();
-    s.checkpoint = newest.empty() ? "" : rundir::short_path(newest);
-    s.in_memory = kept_in_memory(run_dir_);
+    // Of a run of any length, a line at a time.
+    std::ifstream metrics(rundir::metrics_path(run_dir_));
+    for (std::string line; std::getline(metrics, line);)
+      if (const auto m = rundir::parse_metrics_line(line); m.ok()) s.add(*m);
+    std::ifstream events(rundir::events_path(run_dir_));
+    for (std::string line; std::getline(events, line);)
+      if (auto e = rundir::parse_event_line(line); e.ok()) s.add(*std::move(e));
+    const rundir::NewestState newest = newest_state_of(run_dir_);
+    if (newest.checkpoint_step > 0)
+      s.checkpoint = rundir::short_path(path_join(
+          rundir::checkpoints_path(run_dir_, job_.checkpoint().folder()),
+          manifest::step_name(newest.checkpoint_step)));
+    if (newest.where == rundir::NewestState::Where::kMemory)
+      s.in_memory = rundir::state_text(newest);
     std::error_code error;
     // Without its folder there is nothing to sum up or to continue.
     if (std::filesystem::exists(run_dir_, error))

@@ -27,9 +27,9 @@ struct StatusOptions {
   bool json = false;
 };
 
-std::vector<pb::EventRecord> all_events(const std::string& run) {
+std::vector<pb::EventRecord> events_of(const std::vector<std::string>& lines) {
   std::vector<pb::EventRecord> out;
-  for (const std::string& line : rundir::read_lines(rundir::events_path(run)))
+  for (const std::string& line : lines)
     if (auto e = rundir::parse_event_line(line); e.ok())
       out.push_back(std::move(*e));
   return out;
@@ -103,7 +103,7 @@ pb::JobStatus status_of_files(const std::string& run) {
       holder > 0
           ? fmt::format("the coordinator (pid {}) is alive but does not answer",
                         holder)
-          : why_not_running(run));
+          : why_not_running(run, newest));
   if (const auto metrics = rundir::recent_metrics(run); !metrics.empty()) {
     s.set_step(metrics.back().step());
     *s.mutable_last() = metrics.back();
@@ -113,7 +113,8 @@ pb::JobStatus status_of_files(const std::string& run) {
   s.set_checkpoint_step(newest.checkpoint_step);
   // As many as a coordinator gives.
   constexpr size_t kEvents = 50;
-  std::vector<pb::EventRecord> events = all_events(run);
+  std::vector<pb::EventRecord> events =
+      events_of(rundir::read_last_lines(rundir::events_path(run)));
   for (size_t i = events.size() - std::min(events.size(), kEvents);
        i < events.size(); ++i)
     *s.add_events() = std::move(events[i]);
@@ -121,8 +122,10 @@ pb::JobStatus status_of_files(const std::string& run) {
 }
 
 RunFacts facts_of_run(const pb::JobStatus& s) {
-  RunFacts facts = facts_of(rundir::recent_metrics(s.run_dir()),
-                            all_events(s.run_dir()), s.steps(), unix_seconds());
+  RunFacts facts =
+      facts_of(rundir::recent_metrics(s.run_dir()),
+               events_of(rundir::read_lines(rundir::events_path(s.run_dir()))),
+               s.steps(), unix_seconds());
   facts.members = rundir::validated_members(s.run_dir());
   return facts;
 }

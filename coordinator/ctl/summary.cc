@@ -26,39 +26,24 @@ std::string row(const std::string& label, const std::string& text) {
 }
 
 std::string loss_rows(const RunSummary& s) {
-  if (s.metrics.empty()) return row("loss", "no step finished");
-  const pb::StepMetrics& first = s.metrics.front();
-  const pb::StepMetrics& last = s.metrics.back();
-  std::string out = row(
-      "loss", fmt::format("{:.4f} at step {}, {:.4f} at step {}", first.loss(),
-                          first.step(), last.loss(), last.step()));
-  const auto validated =
-      std::find_if(s.metrics.rbegin(), s.metrics.rend(),
-                   [](const auto& m) { return m.has_val_loss(); });
-  if (validated != s.metrics.rend()) {
+  if (!s.last) return row("loss", "no step finished");
+  std::string out =
+      row("loss",
+          fmt::format("{:.4f} at step {}, {:.4f} at step {}", s.first->loss(),
+                      s.first->step(), s.last->loss(), s.last->step()));
+  if (s.validated)
     out += row("validation",
                fmt::format("{:.4f} nats per token at step {}",
-                           validated->val_loss(), validated->step()));
-  }
+                           s.validated->val_loss(), s.validated->step()));
   return out;
 }
 
 std::string speed_row(const RunSummary& s) {
-  // Only the steps of this session.
-  double seconds = 0;
-  double tokens = 0;
-  int64_t steps = 0;
-  for (const pb::StepMetrics& m : s.metrics) {
-    if (m.time() < s.began) continue;
-    ++steps;
-    seconds += m.step_s();
-    tokens += m.tokens_per_s() * m.step_s();
-  }
-  if (steps == 0 || seconds <= 0) return "";
+  if (s.steps == 0 || s.seconds <= 0) return "";
   return row("speed",
              fmt::format("{} tokens/s, {:.3f} s per step (mean of {} steps)",
-                         short_number(tokens / seconds),
-                         seconds / static_cast<double>(steps), steps));
+                         short_number(s.tokens / s.seconds),
+                         s.seconds / static_cast<double>(s.steps), s.steps));
 }
 
 std::string mesh_rows(const RunSummary& s, const Style& style) {
@@ -67,7 +52,6 @@ std::string mesh_rows(const RunSummary& s, const Style& style) {
   double lost_s = 0;
   int64_t lost_steps = 0;
   for (const pb::EventRecord& e : s.events) {
-    if (e.time() < s.began) continue;
     if (e.event() == events::kMesh)
       meshes.push_back(rundir::mesh_text(e.mesh()));
     if (e.event() == events::kTraining) {
@@ -93,7 +77,6 @@ std::string event_rows(const RunSummary& s) {
   int left = 0;
   std::vector<std::string> bad;
   for (const pb::EventRecord& e : s.events) {
-    if (e.time() < s.began) continue;
     joined +=
         e.event() == events::kWorkerJoined || e.event() == events::kWorkerBack;
     left +=
@@ -138,6 +121,21 @@ std::string next_rows(const RunSummary& s, const Style& style) {
 
 }  // namespace
 
+void RunSummary::add(const pb::StepMetrics& m) {
+  if (std::isfinite(m.loss())) losses.emplace_back(m.step(), m.loss());
+  if (!first) first = m;
+  last = m;
+  if (m.has_val_loss()) validated = m;
+  if (m.time() < began) return;
+  ++steps;
+  seconds += m.step_s();
+  tokens += m.tokens_per_s() * m.step_s();
+}
+
+void RunSummary::add(pb::EventRecord e) {
+  if (e.time() >= began) events.push_back(std::move(e));
+}
+
 std::vector<std::string> longer_advice(const pb::Job& job,
                                        const std::string& resume) {
   const int64_t steps = job.train().steps();
@@ -171,21 +169,17 @@ std::vector<std::string> longer_advice(const pb::Job& job,
 }
 
 std::string summary_text(const RunSummary& s, const Style& style) {
-  std::vector<std::pair<int64_t, double>> points;
-  for (const pb::StepMetrics& m : s.metrics) {
-    if (std::isfinite(m.loss())) points.emplace_back(m.step(), m.loss());
-  }
   std::string out = "\n";
   for (const std::string& line :
-       loss_curve(points,
+       loss_curve(s.losses,
                   style.width > 0 ? std::min(style.width, kMaxCurveWidth)
                                   : kMaxCurveWidth,
                   kCurveHeight, style.unicode)) {
     out += line + "\n";
   }
   out += "\n";
-  const int64_t step = s.metrics.empty() ? 0 : s.metrics.back().step();
-  const int64_t tokens = s.metrics.empty() ? 0 : s.metrics.back().tokens();
+  const int64_t step = s.last ? s.last->step() : 0;
+  const int64_t tokens = s.last ? s.last->tokens() : 0;
   std::string rows = row("run", s.run_dir);
   rows +=
       row("outcome", fmt::format("{} at step {} of {}, {} tokens",

@@ -2,7 +2,10 @@
 // of the run's files.
 #pragma once
 
+#include <cstdint>
+#include <optional>
 #include <string>
+#include <utility>
 #include <vector>
 
 #include "coordinator/ctl/render.h"
@@ -18,11 +21,20 @@ struct RunSummary {
   pb::JobStatus::State outcome = pb::JobStatus::UNKNOWN;
   pb::Job job;       // resolved
   double began = 0;  // unix seconds; earlier events are of earlier sessions
-  std::vector<pb::StepMetrics> metrics;  // of all sessions
-  std::vector<pb::EventRecord> events;   // of all sessions
   std::string checkpoint;  // path of the newest one, "" if there is none
   std::string
       in_memory;  // rundir::state_text(), if no checkpoint has the state
+
+  // In their order, those of all sessions.
+  void add(const pb::StepMetrics& m);
+  void add(pb::EventRecord e);
+
+  std::vector<std::pair<int64_t, double>> losses;  // by step
+  std::optional<pb::StepMetrics> first, last, validated;
+  std::vector<pb::EventRecord> events;  // of this session, as the sums
+  int64_t steps = 0;
+  double seconds = 0;
+  double tokens = 0;
 };
 
 // The command that trains a finished job twice as long, and what happens to the

@@ -237,11 +237,14 @@ RunSummary sample() {
   s.job.mutable_schedule()->set_total_steps(4);
   s.job.mutable_schedule()->set_warmup_steps(0);
   s.began = 100;
-  for (int i = 1; i <= 4; ++i) s.metrics.push_back(metrics(i, 6.0 - i, 98 + i));
-  s.metrics.back().set_val_loss(2.25);
+  for (int i = 1; i <= 4; ++i) {
+    pb::StepMetrics m = metrics(i, 6.0 - i, 98 + i);
+    if (i == 4) m.set_val_loss(2.25);
+    s.add(m);
+  }
   pb::EventRecord old = event("mesh", 50);  // of an earlier session
   old.mutable_mesh()->set_dp(7);
-  s.events.push_back(old);
+  s.add(old);
   for (const int dp : {2, 3}) {
     s.events.push_back(event("mesh", 101));
     s.events.back().mutable_mesh()->set_dp(dp);
