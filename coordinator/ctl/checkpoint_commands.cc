@@ -32,10 +32,6 @@ namespace {
 
 namespace fs = std::filesystem;
 
-// A failed save whose error equals that of the one before it emits no new
-// event. After this long without a checkpoint, an error that a rank reports is
-// attributed to this save.
-
 struct CheckpointOptions {
   std::string target;   // a run directory or one checkpoint
   long long step = -1;  // of a run; -1: the newest

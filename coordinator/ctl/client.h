@@ -12,8 +12,8 @@
 
 namespace remesh::ctl {
 
-// A run as named by the user: a run directory, an address, or "" for the newest
-// run in ./runs.
+// A run as named by the user: an address, or a run directory as
+// rundir::find_run() takes it.
 struct Target {
   std::string run_dir;   // "" if only an address was given
   std::string address;   // "" if the run has no coordinator

@@ -223,7 +223,8 @@ RunFacts facts_of(const std::vector<pb::StepMetrics>& metrics,
   out.left_s = pace.left_s(steps, now);
   for (const pb::EventRecord& e : events) {
     if (e.event() == events::kCheckpoint) out.checkpoint = e;
-    if (e.event() == events::kCoordinatorStarted) out.began = e.time();
+    if (e.event() == events::kCoordinatorStarted && out.began == 0)
+      out.began = e.time();
   }
   return out;
 }

@@ -403,7 +403,7 @@ Examples:
   remesh tune job.toml --local 4
   remesh tune job.toml --local 2 --fix threads --fix zero --html tune.html
   remesh tune job.toml --hosts 4 --slots-per-worker 8 --cores 64 --launch \
-    'REMESH_RUN_DIR=$2 sbatch --wait --nodes 4 remesh.sbatch $1 8')");
+    'REMESH_RUN_DIR=$2 sbatch --wait --nodes 4 remesh.sbatch "$1" 8')");
   c->callback([o, code] { *code = exit_code(tune(*o)); });
 }
 

@@ -295,7 +295,7 @@ void check_slots(const pb::Job& job, Problems& out) {
         "elastic.max_slots = {}: must be -1 or at least elastic.min_slots = "
         "{}",
         e.max_slots(), e.min_slots()));
-  // Each degree is at most 65,536, so the product of four fits.
+  // The product fits: three degrees are at most 1,024, that of dp 65,536.
   int64_t ranks = 1;
   for (const int64_t degree :
        {p.data_parallel_degree(), p.tensor_parallel_degree(),

@@ -5,9 +5,10 @@
 //   RUN/metrics.jsonl      one line per finished step
 //   RUN/events.jsonl       one line per event (events.h)
 //   RUN/journal            the coordinator's durable state
-//   RUN/coordinator.lock   flock'ed by the running coordinator: "PID HOST"
+//   RUN/coordinator.lock   flock'ed by the running coordinator: "PID HOST TIME"
 //   RUN/coordinator.addr   where it listens: the address on the first line,
-//                          then "pid=...", "host=...", "bound=..."; removed
+//                          then "pid=...", "host=...", "host_id=...",
+//                          "bound=...", and "auth=none" without keys; removed
 //                          when the job ends
 //   RUN/coordinator.secret what the coordinators of the run prove their numbers
 //                          with (Directive.proof)

@@ -434,8 +434,11 @@ TEST_F(RenderTest, StatusJsonHasWhatTheFilesOfTheRunSay) {
   const double now = 10'000;
   pb::EventRecord saved = event("checkpoint", now - 40);
   saved.set_step(300);
-  const RunFacts facts = facts_of(
-      last_steps(now), {event("coordinator_started", 6000), saved}, 1500, now);
+  const RunFacts facts =
+      facts_of(last_steps(now),
+               {event("coordinator_started", 6000),
+                event("coordinator_started", 7000), saved},  // without journal
+               1500, now);
   const auto j = nlohmann::json::parse(status_json(status(), facts));
   EXPECT_EQ(j["began"], 6000);
   EXPECT_EQ(j["left_s"], 2320);
