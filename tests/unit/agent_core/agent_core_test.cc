@@ -521,6 +521,20 @@ TEST_F(AgentTest, APermanentlyRefusedWorkerLeaves) {
   EXPECT_EQ(exits[0].states, States::kKept);
 }
 
+// Its ranks may be saving.
+TEST_F(AgentTest, OneTermAfterAPermanentRefusalIsNotTheSecond) {
+  start_rank(1);
+  on(Refused{"other protocol", true});
+  now_ += 5000;
+  auto actions = on(Terminate{});
+  EXPECT_TRUE(of<Exit>(actions).empty());
+  EXPECT_TRUE(of<KillRanks>(actions).empty());
+  now_ += 5000;
+  actions = on(Terminate{});
+  EXPECT_EQ(of<KillRanks>(actions).size(), 1u);
+  EXPECT_EQ(of<Exit>(actions).at(0).code, 130);
+}
+
 // MPI_Finalize has fence 2, too: the ranks of others wait in it until a
 // restarted coordinator has everybody's contribution again.
 TEST_F(AgentTest, RepeatsItsFencesAfterItsRanksHaveEnded) {

@@ -250,7 +250,7 @@ void Agent::handle(const Refused& e) {
   if (directive_ms_ < 0) return exit_with(kExitFailed, e.reason, States::kKept);
   if (!e.permanent || leaving_) return;
   farewell_ = {kExitFailed, e.reason};
-  handle(Terminate{});
+  leave();
 }
 
 void Agent::handle(const RunEnded& e) {
@@ -261,11 +261,17 @@ void Agent::handle(const RunEnded& e) {
 }
 
 void Agent::handle(const Terminate&) {
-  if (leaving_) {
-    if (now_ms_ - leaving_ms_ < kSameInterruptMs) return;
-    if (busy_) kill_ranks();
-    return exit_with(130, "interrupted twice: left immediately", States::kKept);
+  if (interrupted_ms_ < 0) {
+    interrupted_ms_ = now_ms_;
+    return leave();
   }
+  if (now_ms_ - interrupted_ms_ < kSameInterruptMs) return;
+  if (busy_) kill_ranks();
+  exit_with(130, "interrupted twice: left immediately", States::kKept);
+}
+
+void Agent::leave() {
+  if (leaving_) return;
   leaving_ = true;
   leaving_ms_ = now_ms_;
   urgent_ = true;

@@ -224,6 +224,7 @@ class Agent {
   void handle(const Terminate& e);
 
   void obey();  // drives the state towards the newest directive
+  void leave();
   void leave_alone();
   void fence_at(int64_t generation);
   void start_ranks();
@@ -304,6 +305,7 @@ class Agent {
       0, "left; the coordinator did not answer"};
   bool leaving_ = false;
   int64_t leaving_ms_ = 0;
+  int64_t interrupted_ms_ = -1;  // first SIGTERM
   uint64_t seq_ = 0;
   bool dirty_ = false;
   bool urgent_ = false;
