@@ -82,7 +82,7 @@ void Agent::leave_alone() {
   const bool never = directive_ms_ < 0;
   if (!never && now_ms_ - heard < 3 * dead_after_ms_) return;
   if (busy_) {
-    request_.bits = kRequestStop | kRequestForce;
+    stops_alone_ = true;
     push_request();
     // The ranks have saved. MPI_Finalize needs a fence, which only a
     // coordinator could relay.
@@ -215,8 +215,7 @@ void Agent::handle(const TornDown& e) {
   busy_ = false;
   tearing_down_ = false;
   killing_ = false;
-  saved_alone_ = request_.bits == (kRequestStop | kRequestForce) &&
-                 !handoff_requested_ && all_saved();
+  saved_alone_ = stops_alone_ && !handoff_requested_ && all_saved();
   if (ranks_generation_ == generation_) set_state(pb::Report::QUIESCED);
   urgent_ = true;
 }
@@ -346,7 +345,7 @@ void Agent::fence_at(int64_t generation) {
   set_state(pb::Report::IDLE);
   // Report even if the state was IDLE before: the coordinator waits for it.
   urgent_ = true;
-  request_ = SetRequest{};
+  stops_alone_ = false;
 }
 
 void Agent::start_ranks() {
@@ -364,7 +363,7 @@ void Agent::start_ranks() {
     s.set_checkpoint_step(-1);
     ranks_[p.rank()] = s;
   }
-  request_ = SetRequest{};
+  stops_alone_ = false;
   if (ranks_.empty()) {
     set_state(pb::Report::QUIESCED);  // trivially: it has no ranks
     return;
@@ -427,19 +426,16 @@ void Agent::absorb(const RankSample& sample) {
 
 // Sends the requests for the ranks' boards to the shell when they change.
 void Agent::push_request() {
-  SetRequest wanted = request_;
+  SetRequest wanted;
   if (directive_ && ranks_generation_ == directive_->generation()) {
     if (directive_->goal() == pb::Directive::FINISH)
       wanted.bits = kRequestStop |
                     (directive_->must_stop() ? kRequestForce : 0) |
                     (directive_->save() ? 0 : kRequestHandoff);
-    else if (directive_->goal() == pb::Directive::RUN)
-      wanted.bits = 0;
     wanted.checkpoint_request =
         directive_->checkpoint_request() - request_base_;
   }
-  if (leaving_ && request_.bits == (kRequestStop | kRequestForce))
-    wanted.bits = request_.bits;
+  if (stops_alone_) wanted.bits = kRequestStop | kRequestForce;
   if (!busy_) return;
   if (wanted == sent_request_ && sent_request_generation_ == ranks_generation_)
     return;

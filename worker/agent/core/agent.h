@@ -280,7 +280,7 @@ class Agent {
   std::map<int64_t, std::string> fences_;
   std::map<int64_t, bool> fence_done_;
   int64_t fence_sent_ms_ = 0;
-  SetRequest request_;
+  bool stops_alone_ = false;  // without a coordinator
   int64_t request_base_ = 0;
   SetRequest sent_request_;
   int64_t sent_request_generation_ = 0;

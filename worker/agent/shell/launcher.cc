@@ -101,8 +101,6 @@ void Launcher::spawn(const pb::Assignment& assignment, uint64_t state_job) {
   storage_patience_ms_ = std::min(
       kMaxStoragePatienceMs, assignment.job().elastic().dead_after_ms() / 4);
   state_job_ = assignment.job().elastic().keep_state() ? state_job : 0;
-  request_bits_ = 0;
-  checkpoint_request_ = 0;
   oom_kills_ = oom_kills();
   const int64_t start = monotonic_ms();
   int failed = -1;
@@ -313,8 +311,6 @@ void Launcher::complete_fence(int64_t generation, int64_t index,
 }
 
 void Launcher::set_request(uint32_t bits, int64_t checkpoint_request) {
-  request_bits_ = bits;
-  checkpoint_request_ = checkpoint_request;
   for (auto& [rank, r] : ranks_) {
     r.board->set_checkpoint_request(checkpoint_request);
     r.board->set_request(bits);

@@ -162,8 +162,6 @@ class Launcher {
   std::optional<MpiNetwork> network_;
   std::string space_;          // PMIx namespace; "" if not registered
   std::map<int, Rank> ranks_;  // those not reaped yet
-  uint32_t request_bits_ = 0;
-  int64_t checkpoint_request_ = 0;
 };
 
 }  // namespace remesh::agent
