@@ -122,28 +122,51 @@ INSTANTIATE_TEST_SUITE_P(
                             {"parallel.pipeline_schedule", "\"zb-h1\""}}}),
     [](const auto& info) { return std::string(info.param.name); });
 
+class StuckPmixTest : public StateTest {
+ protected:
+  // The PMIx server of w1 locks up when it cleans up after ranks once the file
+  // `trigger_` exists.
+  void start() {
+    trigger_ = c().folder() + "/stick";
+    // The list of libraries is separated by spaces.
+    const std::string library = c().folder() + "/stuck.so";
+    fs::create_symlink(PMIX_STUCK, library);
+    c().start_coordinator();
+    c().start_worker({.name = "w1",
+                      .prefix = {"env", "LD_PRELOAD=" + library,
+                                 "REMESH_TEST_PMIX_STUCK=" + trigger_}});
+    c().start_worker({.name = "w2"});
+    ASSERT_TRUE(c().wait_for_step(5));
+    ASSERT_TRUE(c().wait_for_dp(2));
+    testing::write_whole(trigger_, "");
+  }
+  std::string trigger_;
+};
+
+// The next life of the worker would not know that it leaves.
+TEST_F(StuckPmixTest, AWorkerThatLeavesDoesNotRestart) {
+  make(endless(in_memory()));
+  start();
+  if (HasFatalFailure()) return;
+  c().worker("w1").kill(SIGTERM);
+  expect_exit(c().worker("w1"), 0);
+  EXPECT_FALSE(fs::exists(trigger_));
+  ASSERT_TRUE(c().wait_for_step(c().last_step() + 5));
+  stop_in_order();
+}
+
 // Its rank is killed, and its server locks up when it cleans up after it. The
 // worker has the only copy of its half of the state.
-TEST_F(StateTest, AWorkerWhosePmixServerIsStuckRestartsAndKeepsItsState) {
+TEST_F(StuckPmixTest, AWorkerRestartsAndKeepsItsState) {
   make(endless(in_memory({{"parallel.zero_stage", "1"},
                           {"elastic.replicate_every", "0"},
                           {"elastic.rejoin_wait_ms", "60000"}})));
-  const std::string trigger = c().folder() + "/stick";
-  // The list of libraries is separated by spaces.
-  const std::string library = c().folder() + "/stuck.so";
-  fs::create_symlink(PMIX_STUCK, library);
-  c().start_coordinator();
-  c().start_worker({.name = "w1",
-                    .prefix = {"env", "LD_PRELOAD=" + library,
-                               "REMESH_TEST_PMIX_STUCK=" + trigger}});
-  c().start_worker({.name = "w2"});
-  ASSERT_TRUE(c().wait_for_step(5));
-  ASSERT_TRUE(c().wait_for_dp(2));
-  testing::write_whole(trigger, "");
+  start();
+  if (HasFatalFailure()) return;
   kill_rank(0, 2);
   const int64_t at = c().last_step();
   ASSERT_TRUE(c().wait_for_dp(2, at, 60'000));
-  EXPECT_FALSE(fs::exists(trigger));
+  EXPECT_FALSE(fs::exists(trigger_));
   EXPECT_TRUE(c().worker("w1").running());  // still the same process
   std::string log;
   EXPECT_TRUE(testing::wait_until(

@@ -207,6 +207,12 @@ class Agent {
   int64_t generation() const { return generation_; }
   pb::Report::State state() const { return state_; }
   bool exited() const { return exited_; }
+  // Whether it starts no ranks any more: SIGTERM, or the coordinator says so.
+  bool ends() const {
+    return leaving_ ||
+           (directive_ && (directive_->goal() == pb::Directive::LEAVE ||
+                           directive_->goal() == pb::Directive::SHUTDOWN));
+  }
 
  private:
   void handle(const Tick& e);

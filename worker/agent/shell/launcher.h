@@ -47,8 +47,8 @@ struct LauncherOptions {
   PortRange ports;                 // for MPI between workers
   WireGuard* wireguard = nullptr;  // carries MPI between hosts, if not null
   int keep_generations = 20;       // their logs, traces and flight records
-  // Called when PMIx is stuck and no rank lives; restarts the daemon and is not
-  // expected to return. If empty, every later spawn() fails.
+  // Called when PMIx is stuck and no rank lives; restarts the daemon, unless
+  // that needs no ranks any more. If empty, every later spawn() fails.
   std::function<void()> restart;
 };
 

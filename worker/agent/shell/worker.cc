@@ -118,6 +118,7 @@ Status Worker::start() {
     launcher.wireguard = wireguard_.get();
   }
   launcher.restart = [this] {
+    if (agent_->ends()) return;  // the next life would not know
     log_->error("restarting", {{"reason", "the PMIx server does not answer"}});
     log_->flush();
     const Status failed = restart_process();
