@@ -20,7 +20,9 @@
 #include "proto/base/clock.h"
 #include "proto/base/machine.h"
 #include "proto/base/socket_guard.h"
+#include "proto/limits/plausible.h"
 #include "tests/unit/agent_shell/temp_dir.h"
+#include "worker/agent/shell/hardware.h"
 #include "worker/agent/shell/process.h"
 #include "worker/agent/shell/scratch.h"
 
@@ -104,6 +106,18 @@ TEST(Process, ChildHasItsOwnGroupCleanSignalsAndDiesFirst) {
   int pid = 0, group = 1;
   ids >> pid >> group;
   EXPECT_EQ(pid, group);
+}
+
+// A report with more would be refused, and the worker with it.
+TEST(Hardware, WhyAHostCannotBeMeasuredFitsIntoAReport) {
+  TempDir dir;
+  const std::string program = dir / "measure";
+  std::ofstream(program)
+      << "#!/bin/sh\nhead -c 10000 /dev/zero | tr '\\0' x\nexit 1\n";
+  ASSERT_EQ(chmod(program.c_str(), 0700), 0);
+  const std::string text = describe_hardware(program);
+  EXPECT_TRUE(text.starts_with("# " + program + " failed: xxx")) << text;
+  EXPECT_EQ(text.size(), limits::kMaxHardware);
 }
 
 TEST(Process, ProgramThatCannotRunIsNamed) {

@@ -5,10 +5,12 @@
 #include <sys/wait.h>
 #include <unistd.h>
 
+#include <algorithm>
 #include <chrono>
 #include <thread>
 
 #include "proto/base/clock.h"
+#include "proto/limits/plausible.h"
 #include "worker/agent/shell/process.h"
 #include "worker/agent/shell/rank_env.h"
 
@@ -35,8 +37,7 @@ int wait_for(const Child& child) {
 }
 
 std::string content_of(int fd) {
-  constexpr size_t kMost = 4096;
-  std::string text(kMost, '\0');
+  std::string text(limits::kMaxHardware, '\0');
   const ssize_t n = pread(fd, text.data(), text.size(), 0);
   text.resize(n > 0 ? static_cast<size_t>(n) : 0);
   return text;
@@ -62,6 +63,7 @@ std::string describe_hardware(const std::string& program) {
       out = "# " + program + " failed: " + out;
   }
   close(fd);
+  out.resize(std::min(out.size(), limits::kMaxHardware));
   return out;
 }
 
