@@ -14,6 +14,7 @@
 #include "checkpoint/memory/segment.h"
 #include "checkpoint/memory/segment_directory.h"
 #include "tests/testing/process.h"
+#include "tests/testing/small_disk.h"
 #include "tests/unit/agent_shell/temp_dir.h"
 #include "worker/agent/shell/scratch.h"
 
@@ -287,6 +288,16 @@ TEST_F(StatesTest, StatesMayBeInAnotherFolder) {
   EXPECT_EQ(num_entries(dir_ / "shm"), 0);
   const auto none = Scratch::open(root(), "a", 0, dir_ / "none");
   EXPECT_NE(none.status().message().find("--state-folder"), std::string::npos);
+}
+
+TEST_F(StatesTest, ATmpfsWithoutALimitHasRoomForMpi) {
+  const testing::SmallDisk unlimited(dir_ / "shm", 0);
+  if (!unlimited.mounted()) GTEST_SKIP() << "needs mount";
+  auto s = Scratch::open(root(), "a", 0, unlimited.path());
+  ASSERT_TRUE(s.ok()) << s.status().message();
+  auto g = (*s)->make_generation(1, 1 << 20);
+  ASSERT_TRUE(g.ok());
+  EXPECT_TRUE(g->shared.starts_with(unlimited.path())) << g->shared;
 }
 
 TEST_F(StatesTest, TheEndOfAJobRemovesStatesOfDeadWorkers) {

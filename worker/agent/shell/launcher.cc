@@ -134,6 +134,9 @@ Status Launcher::start_generation(const pb::Assignment& assignment,
       const Scratch::Generation folders,
       scratch_->make_generation(generation_,
                                 kSharedBytesPerRank * placement.local.size()));
+  if (folders.shared.starts_with(folders.folder))
+    log_->warn("mpi_memory_on_disk",
+               {{"generation", generation_}, {"folder", folders.shared}});
   if (state_job_ != 0) RETURN_IF_ERROR(scratch_->make_state_folder());
   network_.reset();
   apart_.clear();

@@ -352,9 +352,7 @@ Result<Scratch::Generation> Scratch::make_generation(int64_t generation,
   Generation out;
   out.folder = fmt::format("{}/g{}", folder_, generation);
   RETURN_IF_ERROR(make_private_folder(out.folder));
-  struct statvfs room {};
-  const bool fits = statvfs(shared_.c_str(), &room) == 0 &&
-                    room.f_bavail * room.f_frsize > shared_bytes;
+  const bool fits = memory::check_room(shared_root_, shared_bytes).ok();
   const std::string shared = fmt::format("{}/g{}", shared_root_, generation);
   if (fits && make_private_folder(shared_root_).ok() &&
       make_private_folder(shared).ok()) {
