@@ -49,8 +49,11 @@ uint64_t limit_of(int resource, bool hard) {
   return value == RLIM_INFINITY ? UINT64_MAX : value;
 }
 
-std::string bytes_or_any(uint64_t bytes) {
-  return bytes == UINT64_MAX ? "no limit" : bytes_text(bytes);
+// Of a tmpfs without a limit; the bytes of states may be added.
+constexpr uint64_t kNoLimit = UINT64_MAX / 2;
+
+std::string room_text(uint64_t bytes) {
+  return bytes >= kNoLimit ? "no limit" : bytes_text(bytes) + " free";
 }
 
 // Free bytes of the file system of the nearest folder that exists.
@@ -60,7 +63,7 @@ uint64_t room_at(fs::path path) {
     if (!path.has_relative_path()) return 0;
     path = path.parent_path();
   }
-  return st.f_bavail * st.f_frsize;
+  return st.f_blocks == 0 ? kNoLimit : st.f_bavail * st.f_frsize;
 }
 
 // From /proc/meminfo, limited by the cgroup.
@@ -176,7 +179,7 @@ Need disk_need(const PreflightOptions& o) {
   Need n{.what = "disk",
          .needed = plural(static_cast<int64_t>(kept), "checkpoint") + " of " +
                    bytes_text(each),
-         .here = bytes_text(room) + " free"};
+         .here = room_text(room)};
   if (room < each + kRunFilesBytes) {
     n.problem = fmt::format(
         "{} has no room for a checkpoint; set "
@@ -244,7 +247,7 @@ std::vector<Need> size_needs(const PreflightOptions& o, const Ranks& r) {
                   o.workers > 0 ? r.segments / std::max(1, r.count) : 0});
     out.push_back({.what = "file size",
                    .needed = bytes_text(needed),
-                   .here = bytes_or_any(file),
+                   .here = bytes_text(file),
                    .fatal = true});
     if (file < needed)
       out.back().problem =
@@ -293,7 +296,7 @@ Need shm_need(const PreflightOptions& o, const Ranks& r) {
   for (const std::string& folder : memory::state_folders(o.shared))
     for (const auto& f : memory::list_segments(folder, o.state_job))
       room += f.bytes;
-  n.here = fmt::format("{} free in {}", bytes_text(room), o.shared);
+  n.here = fmt::format("{} in {}", room_text(room), o.shared);
   if (room < r.segments)
     n.problem =
         "make /dev/shm larger (mount -o remount,size=..., docker run "

@@ -6,6 +6,7 @@
 
 #include "parallel/jobfile/jobfile.h"
 #include "tests/testing/files.h"
+#include "tests/testing/small_disk.h"
 
 namespace remesh::ctl {
 namespace {
@@ -43,6 +44,13 @@ TEST(PreflightTest, AMissingFolderOfStatesIsANeedThatIsNotMet) {
             std::string::npos);
   testing::write_whole(missing, "");
   EXPECT_NE(problem_of(missing, run).find("is missing"), std::string::npos);
+}
+
+TEST(PreflightTest, ATmpfsWithoutALimitHasRoom) {
+  const testing::TempDir dir;
+  const testing::SmallDisk unlimited(dir.path() + "/shm", 0);
+  if (!unlimited.mounted()) GTEST_SKIP() << "needs mount";
+  EXPECT_EQ(problem_of(unlimited.path(), dir.path() + "/run"), "");
 }
 
 // A coordinator may be on a host that has no data.
