@@ -111,6 +111,7 @@ TEST_F(WorkerStatesTest, AreNoLongerReportedOnceRemoved) {
     log.assign(std::istreambuf_iterator<char>(in), {});
     return log.find("states_lost") != std::string::npos;
   })) << log;
+  EXPECT_NE(log.find("needed its room"), std::string::npos);
   EXPECT_NE(log.find("enable-linger"), std::string::npos);
 }
 

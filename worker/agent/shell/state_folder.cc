@@ -74,7 +74,8 @@ InventoryTaken take_inventory(const std::string& folder, uint64_t job) {
     const auto segment = memory::StateSegment::open(
         f.path, job, memory::StateSegment::Mode::kRead);
     if (!segment.ok()) {
-      // NotFound: a user removed it since it was listed; workers never do.
+      // NotFound: it was removed since it was listed, such as by a rank of
+      // another worker that needed its room.
       if (segment.status().code() != Code::kNotFound)
         out.damaged.push_back(segment.status().message());
       continue;

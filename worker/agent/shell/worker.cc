@@ -365,8 +365,11 @@ void Worker::look_for_lost_states() {
   if (!launcher_->idle()) return;
   for (const pb::StateHolding& h : inventory_.holdings) {
     if (access(h.segment().c_str(), F_OK) == 0) continue;
-    log_->error("states_lost",
-                {{"segment", h.segment()}, {"reason", memory::kWhoRemoves}});
+    log_->warn("states_lost",
+               {{"segment", h.segment()},
+                {"reason", fmt::format("a rank of this host needed its room, "
+                                       "or {}",
+                                       memory::kWhoRemoves)}});
     const int64_t generation = inventory_.generation;
     inventory_ = take_inventory(scratch_->state_folder(), state_job_);
     inventory_.generation = generation;
