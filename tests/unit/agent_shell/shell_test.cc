@@ -108,6 +108,23 @@ TEST(Process, ChildHasItsOwnGroupCleanSignalsAndDiesFirst) {
   EXPECT_EQ(pid, group);
 }
 
+TEST(Process, AProgramThatFailsToStartLateIsNotEndedBySigpipe) {
+  TempDir dir;
+  ChildOptions c = shell(dir, "");
+  c.argv = {"/no/such/program"};
+  c.output = dir / "pipe";  // opens when somebody reads it
+  ASSERT_EQ(mkfifo(c.output.c_str(), 0600), 0);
+  auto child = start_child(c);
+  ASSERT_TRUE(child.ok()) << child.status().message();
+  const int reader = open(c.output.c_str(), O_RDONLY);
+  int status = 0;
+  ASSERT_EQ(waitpid(child->pid, &status, 0), child->pid);
+  close(reader);
+  close(child->pidfd);
+  ASSERT_TRUE(WIFEXITED(status)) << status;
+  EXPECT_EQ(WEXITSTATUS(status), 127);
+}
+
 // A report with more would be refused, and the worker with it.
 TEST(Hardware, WhyAHostCannotBeMeasuredFitsIntoAReport) {
   TempDir dir;

@@ -41,6 +41,7 @@ struct ChildPlan {
 
 [[noreturn]] void fail_child(int error_fd) {
   const int err = errno;
+  signal(SIGPIPE, SIG_IGN);  // the parent does not wait for long
   (void)!write(error_fd, &err, sizeof(err));
   _exit(127);
 }
