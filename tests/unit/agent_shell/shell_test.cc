@@ -21,6 +21,7 @@
 #include "proto/base/machine.h"
 #include "proto/base/socket_guard.h"
 #include "proto/limits/plausible.h"
+#include "tests/testing/small_disk.h"
 #include "tests/unit/agent_shell/temp_dir.h"
 #include "worker/agent/shell/hardware.h"
 #include "worker/agent/shell/process.h"
@@ -377,6 +378,19 @@ TEST(Scratch, SecondHolderOfANameIsRefusedAndTheFolderGoesAtTheEnd) {
     EXPECT_EQ(huge->shared.rfind(dir.path(), 0), 0u);
   }
   EXPECT_EQ(num_entries(dir / "s"), 0);
+}
+
+// Nobody would know a folder with an empty lock file for that of a worker.
+TEST(Scratch, AFullDiskLeavesNoFolder) {
+  TempDir dir;
+  const testing::SmallDisk disk(dir / "s", 64 << 10);
+  if (!disk.mounted()) GTEST_SKIP() << "needs mount";
+  disk.fill(0);
+  const auto full = Scratch::open(disk.path(), "a");
+  EXPECT_EQ(full.status().code(), Code::kExhausted);
+  disk.free();
+  EXPECT_EQ(num_entries(disk.path()), 0);
+  EXPECT_TRUE(Scratch::open(disk.path(), "a").ok());
 }
 
 // The clock of the host went back while the worker was down.

@@ -277,11 +277,11 @@ Result<std::unique_ptr<Scratch>> Scratch::open(const std::string& root,
   out->name_ = name;
   out->root_ = absolute_root;
   out->folder_ = absolute_root + "/" + name;
-  RETURN_IF_ERROR(out->take_lock(patience_ms));
-  out->incarnation_ = holder_of(out->folder_ + "/lock").incarnation;
-  out->write_lock();
   out->shared_ = absolute(shared);
   out->shared_root_ = shared_root_of(out->folder_, out->shared_);
+  RETURN_IF_ERROR(out->take_lock(patience_ms));
+  out->incarnation_ = holder_of(out->folder_ + "/lock").incarnation;
+  RETURN_IF_ERROR(out->write_lock());
   out->cleaned_ = clean(out->folder_, out->shared_);
   sweep(absolute_root, out->folder_, out->shared_);
   RETURN_IF_ERROR(make_private_folder(out->pmix_folder()));
@@ -323,17 +323,21 @@ Status Scratch::take_lock(int64_t patience_ms) {
   }
 }
 
-void Scratch::write_lock() {
+// In place: that succeeds on a full disk, too, if the file has its block.
+Status Scratch::write_lock() {
   const std::string text = fmt::format("{} {}\n", getpid(), incarnation_);
-  (void)!ftruncate(lock_fd_, 0);
-  (void)!pwrite(lock_fd_, text.data(), text.size(), 0);
+  const auto size = static_cast<ssize_t>(text.size());
+  if (pwrite(lock_fd_, text.data(), text.size(), 0) != size ||
+      ftruncate(lock_fd_, size) != 0)
+    return errno_error(folder_ + "/lock: write", errno);
+  return ok_status();
 }
 
 uint64_t Scratch::new_incarnation(uint64_t by_clock) {
   constexpr uint64_t kDay = uint64_t{86'400'000} << limits::kIncarnationBits;
   if (incarnation_ > by_clock + kDay) incarnation_ = 0;
   incarnation_ = std::max(incarnation_ + 1, by_clock);
-  write_lock();
+  (void)write_lock().ok();  // the one before is in it
   return incarnation_;
 }
 

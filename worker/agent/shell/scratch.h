@@ -91,7 +91,7 @@ class Scratch {
  private:
   Scratch() = default;
   Status take_lock(int64_t patience_ms);
-  void write_lock();
+  Status write_lock();
   std::string name_;
   std::string root_;
   std::string folder_;
