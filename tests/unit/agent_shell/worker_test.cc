@@ -105,6 +105,22 @@ TEST_F(WorkerTest, TermDrainsAndASecondTermLeavesAtOnce) {
   for (pid_t r : ranks) EXPECT_FALSE(read_proc_stat(r));
 }
 
+TEST_F(WorkerTest, AnImplausibleDirectiveBindsItToNoRun) {
+  TinyCoordinator c;
+  start(c.address(), "a");
+  ASSERT_TRUE(c.run_until([&] { return c.num_workers() == 1; }));
+  pb::Assignment bad = assignment({"a"}, 2, "step_ms=1");
+  bad.set_run_dir(dir_ / "other\n");
+  c.want(pb::Directive::IDLE, bad);
+  ASSERT_TRUE(c.run_until([&] { return c.report("a").dropped() > 0; }));
+  EXPECT_TRUE(says("a", "directive_dropped")) << output("a");
+  run_generation(c, assignment({"a"}, 2, "step_ms=1"));
+  EXPECT_TRUE(c.run_until([&] {  // written by a thread
+    return std::filesystem::exists(dir_ / "run/logs/worker-a.log");
+  }));
+  EXPECT_FALSE(std::filesystem::exists(bad.run_dir()));
+}
+
 TEST_F(WorkerTest, KilledWorkerTakesItsRanksAndItsSuccessorCleansUp) {
   TinyCoordinator c;
   start(c.address(), "a");

@@ -108,14 +108,17 @@ bool Agent::all_saved() const {
   });
 }
 
+bool Agent::is_mine(const pb::Directive& d) const {
+  return d.worker() == options_.worker &&
+         d.incarnation() == options_.incarnation;
+}
+
 void Agent::handle(const DirectiveReceived& e) {
   const pb::Directive& d = e.directive;
-  const bool mine =
-      d.worker() == options_.worker && d.incarnation() == options_.incarnation;
   const bool old = d.epoch() < epoch_ ||
                    (d.epoch() == epoch_ && d.seq() <= directive_seq_) ||
                    d.generation() < generation_;
-  if (!mine || old || !limits::check(d).ok()) {
+  if (!is_mine(d) || old || !limits::check(d).ok()) {
     ++dropped_;
     return;
   }

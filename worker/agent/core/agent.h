@@ -207,6 +207,8 @@ class Agent {
   int64_t generation() const { return generation_; }
   pb::Report::State state() const { return state_; }
   bool exited() const { return exited_; }
+  // Whether it is for this life of the worker.
+  bool is_mine(const pb::Directive& d) const;
   // Whether it starts no ranks any more: SIGTERM, or the coordinator says so.
   bool ends() const {
     return leaving_ ||

@@ -240,8 +240,13 @@ void Worker::on_message() {
 }
 
 void Worker::on_directive(const pb::Directive& directive) {
-  heard_ms_ = answered_ms_ = monotonic_ms();
-  if (directive.worker() == options_.name && directive.has_assignment()) {
+  const Status sound = limits::check(directive);
+  if (const std::string& why = sound.message();
+      !sound.ok() && std::exchange(dropped_, why) != why)
+    log_->warn("directive_dropped", {{"reason", why}});
+  const bool counts = sound.ok() && agent_->is_mine(directive);
+  if (counts) heard_ms_ = answered_ms_ = monotonic_ms();
+  if (counts && directive.has_assignment()) {
     // From now on the worker belongs to this job, even if another coordinator
     // answers at the address.
     if (options_.job.empty()) options_.job = directive.job();
