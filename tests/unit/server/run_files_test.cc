@@ -74,6 +74,10 @@ TEST_F(RunFilesTest, AnEndThatOnlyTheJournalHasBecomesAnEvent) {
   const auto size = fs::file_size(rundir::events_path(run_));
   EXPECT_EQ(older_.check_not_ended(run_).code(), Code::kEnded);
   EXPECT_EQ(fs::file_size(rundir::events_path(run_)), size) << "once";
+  pb::EventRecord later;
+  later.set_event("worker_left");
+  EXPECT_TRUE(older_.append(later).ok());
+  EXPECT_TRUE(rundir::end_of_run(run_)) << "the last event is the end";
 }
 
 // The newer one has read the metrics before, and would plan without them.
