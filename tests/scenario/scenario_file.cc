@@ -1,8 +1,10 @@
 #include "tests/scenario/scenario_file.h"
 
 #include <fmt/format.h>
+#include <fnmatch.h>
 
 #include <cstdlib>
+#include <span>
 #include <sstream>
 
 namespace remesh::scenario {
@@ -43,6 +45,60 @@ Command parse_command(const std::string& line, int number) {
       c.named[word.substr(0, equals)] = word.substr(equals + 1);
   }
   return c;
+}
+
+std::vector<std::string> split_lines(const std::string& text) {
+  std::vector<std::string> lines;
+  std::istringstream in(text);
+  for (std::string line; std::getline(in, line);) lines.push_back(line);
+  return lines;
+}
+
+// Patterns of fnmatch(3) for lines that follow each other, once or, if they
+// are about one worker, once for each worker.
+using Lines = std::vector<std::string>;
+
+const std::vector<Lines>& waiting_lines() {
+  static const std::vector<Lines> kLines = {
+      {"journal waiting g0"},
+      {"event coordinator_started g0"},
+      {"event waiting g0 (too few slots: 0 offered (no worker is there), needs "
+       "1 (elastic.min_slots))"},
+      {"* is IDLE g0", "event worker_joined g0 worker=* (*)",
+       "tell * IDLE g0"}};
+  return kLines;
+}
+
+const std::vector<Lines>& starting_lines() {
+  static const std::vector<Lines> kLines = {
+      {"journal preparing g1 * from step 0"},
+      // No match if it ends in "spares (REASON); start of the job)".
+      {"event mesh g1 source=\"initial weights\" (*[!)]; start of the job)"},
+      {"tell * PREPARE g1"},
+      {"* is PREPARED g1"},
+      {"journal running g1"},
+      {"tell * RUN g1"},
+      {"* starts ranks * of g1", "* is RUNNING g1"},
+      {"ranks of g1 are connected"}};
+  return kLines;
+}
+
+// The number of lines, all of one time, that match; 0 if one is missing.
+size_t count_matching(std::span<const std::string> lines,
+                      const std::vector<Lines>& patterns) {
+  if (lines.empty()) return 0;
+  const std::string time =
+      lines[0].substr(0, lines[0].find_first_not_of(' ', lines[0].find(' ')));
+  size_t n = 0;
+  for (const Lines& group : patterns) {
+    const size_t first = n;
+    for (; n < lines.size(); ++n) {
+      const std::string pattern = time + group[(n - first) % group.size()];
+      if (fnmatch(pattern.c_str(), lines[n].c_str(), 0) != 0) break;
+    }
+    if (n == first || (n - first) % group.size() != 0) return 0;
+  }
+  return n;
 }
 
 }  // namespace
@@ -109,6 +165,23 @@ std::string rewrite_scenario(const std::vector<Block>& blocks,
   std::string text;
   for (size_t i = 0; i < blocks.size(); ++i)
     text += (i == 0 ? "" : "\n") + blocks[i].header + "----\n" + outputs.at(i);
+  return text;
+}
+
+std::string shortened(const std::string& output) {
+  const std::vector<std::string> lines = split_lines(output);
+  const auto all = std::span(lines);
+  const size_t waiting = count_matching(all, waiting_lines());
+  const size_t starting =
+      count_matching(all.subspan(waiting), starting_lines());
+  if (waiting == 0 || starting == 0) return output;
+  const std::string before = "journal preparing g1";
+  const std::string after = " from step 0";
+  std::string text = lines[waiting];
+  text.resize(text.size() - after.size());
+  text.replace(text.find(before), before.size(), "g1 runs") += "\n";
+  for (const std::string& line : all.subspan(waiting + starting))
+    text += line + "\n";
   return text;
 }
 

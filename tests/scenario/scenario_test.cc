@@ -39,7 +39,7 @@ class ScenarioTest : public testing::Test {
         output +=
             said.ok() ? *said : "error: " + said.status().to_string() + "\n";
       }
-      if (output.empty()) output = "ok\n";
+      output = output.empty() ? "ok\n" : shortened(output);
       if (!rewrite_) {
         EXPECT_EQ(block.expected, output)
             << path_ << ":" << block.line << ":\n"
