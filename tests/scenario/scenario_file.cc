@@ -6,6 +6,7 @@
 #include <cstdlib>
 #include <span>
 #include <sstream>
+#include <string_view>
 
 namespace remesh::scenario {
 namespace {
@@ -101,6 +102,49 @@ size_t count_matching(std::span<const std::string> lines,
   return n;
 }
 
+// A line about one worker in three parts: "500    tell ", "a", " RUN g1". A
+// line about anything else has an empty name.
+struct WorkerLine {
+  std::string before;
+  std::string name;
+  std::string after;
+};
+
+WorkerLine worker_line(const std::string& line) {
+  constexpr std::string_view kTell = "tell ";
+  size_t name = line.find_first_not_of(' ', line.find(' '));
+  if (name == std::string::npos) return {};
+  const bool told = line.compare(name, kTell.size(), kTell) == 0;
+  if (told) name += kTell.size();
+  const size_t end = line.find(' ', name);
+  if (end == std::string::npos) return {};
+  const std::string after = line.substr(end);
+  const bool tells = after.starts_with(" is ") || after.starts_with(" asks ") ||
+                     after.starts_with(" kills ") ||
+                     after.starts_with(" logs ") ||
+                     after.starts_with(" exits ");
+  if (!told && !tells) return {};
+  return {line.substr(0, name), line.substr(name, end - name), after};
+}
+
+// One line for neighbors that differ only in the worker: "500    tell a, b
+// RUN g1".
+std::string merge_workers(std::span<const std::string> lines) {
+  std::string text;
+  WorkerLine last;
+  for (const std::string& line : lines) {
+    const WorkerLine next = worker_line(line);
+    if (!next.name.empty() && next.before == last.before &&
+        next.after == last.after) {
+      text.insert(text.size() - last.after.size() - 1, ", " + next.name);
+    } else {
+      text += line + "\n";
+      last = next;
+    }
+  }
+  return text;
+}
+
 }  // namespace
 
 std::string Command::text(const std::string& key,
@@ -174,15 +218,13 @@ std::string shortened(const std::string& output) {
   const size_t waiting = count_matching(all, waiting_lines());
   const size_t starting =
       count_matching(all.subspan(waiting), starting_lines());
-  if (waiting == 0 || starting == 0) return output;
+  if (waiting == 0 || starting == 0) return merge_workers(all);
   const std::string before = "journal preparing g1";
   const std::string after = " from step 0";
   std::string text = lines[waiting];
   text.resize(text.size() - after.size());
   text.replace(text.find(before), before.size(), "g1 runs") += "\n";
-  for (const std::string& line : all.subspan(waiting + starting))
-    text += line + "\n";
-  return text;
+  return text + merge_workers(all.subspan(waiting + starting));
 }
 
 }  // namespace remesh::scenario

@@ -9,9 +9,11 @@
 // A block is its commands, "----" and the expected output up to an empty line
 // or the end of the file. Words are separated by blanks; "key=value" gives a
 // named argument, and quotes keep blanks together: error="out of memory".
-// An ordinary start of a job in one block is one line of its output:
+// An ordinary start of a job in one block is one line of its output, and so are
+// neighboring lines that differ only in the worker:
 //
 //   500  g1 runs dp=2 ranks 0:a 1:b
+//   700  tell a, b ABORT g1
 //
 // Written from scratch in the manner of etcd-raft's testdata.
 //
@@ -50,8 +52,9 @@ Result<std::vector<Block>> parse_scenario(const std::string& text);
 // The file with these outputs in place of the expected ones.
 std::string rewrite_scenario(const std::vector<Block>& blocks,
                              const std::vector<std::string>& outputs);
-// A block's output with an ordinary start at its beginning in one line. A start
-// is ordinary if all slots are there at time 0 and are used.
+// A block's output, with neighboring lines about several workers in one, and an
+// ordinary start at its beginning in one. A start is ordinary if all slots are
+// there at time 0 and are used.
 std::string shortened(const std::string& output);
 
 }  // namespace remesh::scenario
