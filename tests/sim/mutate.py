@@ -37,7 +37,7 @@ CONTROL_SEEDS = 1000
 @dataclasses.dataclass
 class Mutant:
     name: str
-    guards: str = ""
+    guards: str
     by: str = "cluster_sim"
     quick: bool = False
     edits: list = dataclasses.field(default_factory=list)  # (file, old, new)
@@ -57,9 +57,8 @@ def read_list():
         if not line or line.startswith("#"):
             continue
         if word == "mutant":
-            mutants.append(Mutant(rest))
-        elif word == "guards":
-            mutants[-1].guards = rest
+            name, _, guards = rest.partition(": ")
+            mutants.append(Mutant(name, guards))
         elif word == "by":
             mutants[-1].by = rest
         elif word == "quick":
