@@ -6,39 +6,16 @@
 #include <string>
 
 #include "parallel/geometry/model_config.h"
+#include "tests/testing/llama.h"
 
 namespace remesh::bench {
 
 inline const std::map<std::string, geometry::ModelConfig>& models() {
   static const std::map<std::string, geometry::ModelConfig> kModels = {
-      {"tiny",
-       {.dim = 64,
-        .n_layers = 4,
-        .n_heads = 8,
-        .n_kv_heads = 4,
-        .hidden_dim = 192,
-        .vocab_size = 256}},
-      {"15m",
-       {.dim = 288,
-        .n_layers = 6,
-        .n_heads = 6,
-        .n_kv_heads = 6,
-        .hidden_dim = 768,
-        .vocab_size = 32000}},
-      {"42m",
-       {.dim = 512,
-        .n_layers = 8,
-        .n_heads = 8,
-        .n_kv_heads = 8,
-        .hidden_dim = 1376,
-        .vocab_size = 32000}},
-      {"110m",
-       {.dim = 768,
-        .n_layers = 12,
-        .n_heads = 12,
-        .n_kv_heads = 12,
-        .hidden_dim = 2048,
-        .vocab_size = 32000}}};
+      {"tiny", geometry::llama(64, 4, 8, 4, 192, 256)},
+      {"15m", geometry::llama(288, 6, 6, 6, 768, 32000)},
+      {"42m", geometry::llama(512, 8, 8, 8, 1376, 32000)},
+      {"110m", geometry::llama(768, 12, 12, 12, 2048, 32000)}};
   return kModels;
 }
 

@@ -38,6 +38,7 @@
 #include "checkpoint/store/store.h"
 #include "proto/base/check.h"
 #include "proto/base/clock.h"
+#include "tests/testing/llama.h"
 #include "tests/testing/pieces.h"
 
 namespace remesh::store {
@@ -59,13 +60,8 @@ constexpr double kSaveSlows = 0.05;  // of a step
 
 // A Llama whose state (three fp32 tensors) has about this size.
 geometry::ParamTable table_of(int64_t mib) {
-  geometry::ModelConfig c{.dim = mib < 128 ? 64 : 512,
-                          .n_layers = 1,
-                          .n_heads = 8,
-                          .n_kv_heads = 8,
-                          .hidden_dim = 1376,
-                          .vocab_size = 8192,
-                          .tie_embeddings = true};
+  geometry::ModelConfig c =
+      geometry::llama(mib < 128 ? 64 : 512, 1, 8, 8, 1376, 8192, /*tied=*/true);
   const int64_t wanted = mib * (1 << 20) / 12;
   const int64_t one = geometry::ParamTable::make(c).num_elements();
   const int64_t layer = one - c.vocab_size * c.dim - c.dim;

@@ -21,6 +21,7 @@
 #include "parallel/planner/search.h"
 #include "proto/base/clock.h"
 #include "proto/base/exit_code.h"
+#include "tests/testing/llama.h"
 
 namespace remesh::bench {
 namespace {
@@ -182,12 +183,7 @@ Status fit_clusters(const Options& o) {
 Status time_placement() {
   planner::PlacementRequest q{.microbatches = 1024};
   planner::JobShape s;
-  s.model = {.dim = 8192,
-             .n_layers = 80,
-             .n_heads = 64,
-             .n_kv_heads = 8,
-             .hidden_dim = 28672,
-             .vocab_size = 128256};
+  s.model = geometry::llama(8192, 80, 64, 8, 28672, 128256);
   s.T = 2048;
   s.microbatches = q.microbatches;
   s.zero_stage = 1;

@@ -10,6 +10,7 @@
 
 #include "checkpoint/store/sidecar.h"
 #include "checkpoint/store/verify.h"
+#include "tests/testing/llama.h"
 #include "tests/testing/memory_file_system.h"
 #include "tests/testing/seed.h"
 #include "tests/unit/checkpoint/fixture.h"
@@ -71,14 +72,8 @@ class CheckpointFuzz : public testing::Test {
   const uint32_t seed_ = test_seed();
   const uint64_t rounds_ = number_from("REMESH_FUZZ_ROUNDS", 1);
   std::mt19937_64 rng_{seed_};
-  const geometry::ParamTable table_ =
-      geometry::ParamTable::make({.dim = 2,
-                                  .n_layers = 1,
-                                  .n_heads = 1,
-                                  .n_kv_heads = 1,
-                                  .hidden_dim = 1,
-                                  .vocab_size = 3,
-                                  .tie_embeddings = true});
+  const geometry::ParamTable table_ = geometry::ParamTable::make(
+      geometry::llama(2, 1, 1, 1, 1, 3, /*tied=*/true));
   const State state_ = random_state(table_.num_elements(), 9);
   MemoryFileSystem fs_;
   std::string path_;

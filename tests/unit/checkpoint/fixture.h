@@ -11,27 +11,17 @@
 
 #include "checkpoint/manifest/scan.h"
 #include "checkpoint/store/store.h"
+#include "tests/testing/llama.h"
 #include "tests/testing/pieces.h"
 
 namespace remesh::store {
 
 inline geometry::ModelConfig tiny_model() {
-  return {.dim = 8,
-          .n_layers = 1,
-          .n_heads = 2,
-          .n_kv_heads = 1,
-          .hidden_dim = 12,
-          .vocab_size = 11};
+  return geometry::llama(8, 1, 2, 1, 12, 11);
 }
 
 inline geometry::ModelConfig smallest_model() {
-  return {.dim = 2,
-          .n_layers = 1,
-          .n_heads = 1,
-          .n_kv_heads = 1,
-          .hidden_dim = 1,
-          .vocab_size = 2,
-          .tie_embeddings = true};
+  return geometry::llama(2, 1, 1, 1, 1, 2, /*tied=*/true);
 }
 
 struct State {

@@ -23,6 +23,7 @@
 #include "checkpoint/store/blocks.h"
 #include "checkpoint/store/hdf5_file.h"
 #include "checkpoint/store/verify.h"
+#include "tests/testing/llama.h"
 #include "tests/unit/checkpoint/fixture.h"
 
 namespace remesh::store {
@@ -127,13 +128,8 @@ TEST_F(StoreTest, LargeParametersAreChunkedAndRoundTrip) {
     const Dims c = chunk_of(d);
     EXPECT_LE(c[0] * c[1], kChunkElements);
   }
-  const ParamTable table = ParamTable::make({.dim = 1000,
-                                             .n_layers = 1,
-                                             .n_heads = 2,
-                                             .n_kv_heads = 1,
-                                             .hidden_dim = 10,
-                                             .vocab_size = 2501,
-                                             .tie_embeddings = true});
+  const ParamTable table =
+      ParamTable::make(geometry::llama(1000, 1, 2, 1, 10, 2501, /*tied=*/true));
   const State state = random_state(table.num_elements(), kSeed);
   const auto done = save(*fs_, folder_, {1, 1}, table, state, 2);
   ASSERT_TRUE(done.ok()) << done.status().to_string();
@@ -204,13 +200,8 @@ os.rename(root + '/away', path + '/shard-00000.h5')
 
 TEST_F(StoreTest, CompressedShardsAreSmallerAndLoadUnderAnyRanks) {
   // Several chunks per parameter, an odd last one, noise in the moments.
-  const ParamTable table = ParamTable::make({.dim = 1000,
-                                             .n_layers = 1,
-                                             .n_heads = 2,
-                                             .n_kv_heads = 1,
-                                             .hidden_dim = 10,
-                                             .vocab_size = 1301,
-                                             .tie_embeddings = true});
+  const ParamTable table =
+      ParamTable::make(geometry::llama(1000, 1, 2, 1, 10, 1301, /*tied=*/true));
   State state = random_state(table.num_elements(), kSeed);
   for (size_t i = 0; i < state.weights.size(); ++i) {
     state.weights[i] = static_cast<float>(i % 1000) * 1e-3F;
@@ -245,13 +236,8 @@ TEST_F(StoreTest, CompressedShardsAreSmallerAndLoadUnderAnyRanks) {
 }
 
 TEST_F(StoreTest, VerifyNamesTheDatasetAndItsRows) {
-  const ParamTable table = ParamTable::make({.dim = 500,
-                                             .n_layers = 1,
-                                             .n_heads = 2,
-                                             .n_kv_heads = 1,
-                                             .hidden_dim = 10,
-                                             .vocab_size = 6000,
-                                             .tie_embeddings = true});
+  const ParamTable table =
+      ParamTable::make(geometry::llama(500, 1, 2, 1, 10, 6000, /*tied=*/true));
   State state = random_state(table.num_elements(), kSeed);
   for (const Compression how : {Compression::kNone, Compression::kZlib}) {
     const SaveId id{.step = how == Compression::kNone ? 1 : 2, .generation = 1};
@@ -692,12 +678,8 @@ TEST_F(StoreTest, AFullDiskIsAnErrorThatLosesNothing) {
     GTEST_SKIP() << "needs mount";
   const std::string folder = small + "/checkpoints";
   const auto first = save(*fs_, folder, {1, 1}, table_, state_, 2);
-  const ParamTable big = ParamTable::make({.dim = 64,
-                                           .n_layers = 2,
-                                           .n_heads = 2,
-                                           .n_kv_heads = 2,
-                                           .hidden_dim = 128,
-                                           .vocab_size = 300});
+  const ParamTable big =
+      ParamTable::make(geometry::llama(64, 2, 2, 2, 128, 300));
   const State state = random_state(big.num_elements(), kSeed);
   const auto second = save(*fs_, folder, {2, 1}, big, state, 2);
   const auto found = manifest::scan(*fs_, folder);

@@ -10,6 +10,7 @@
 #include "coordinator/core/roster.h"
 #include "parallel/geometry/param_table.h"
 #include "proto/control.pb.h"
+#include "tests/testing/llama.h"
 
 namespace remesh::core {
 
@@ -25,13 +26,8 @@ std::vector<A> all_of(const std::vector<Action>& actions) {
 }
 
 inline geometry::ParamTable small_model() {
-  return geometry::ParamTable::make({.dim = 8,
-                                     .n_layers = 2,
-                                     .n_heads = 2,
-                                     .n_kv_heads = 1,
-                                     .hidden_dim = 9,
-                                     .vocab_size = 17,
-                                     .tie_embeddings = true});
+  return geometry::ParamTable::make(
+      geometry::llama(8, 2, 2, 1, 9, 17, /*tied=*/true));
 }
 
 inline pb::Job small_job() {

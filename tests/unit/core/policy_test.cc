@@ -9,6 +9,7 @@
 #include "coordinator/core/mesh_policy.h"
 #include "coordinator/core/recovery.h"
 #include "coordinator/core/state_retention.h"
+#include "tests/testing/llama.h"
 #include "tests/unit/core/builders.h"
 
 namespace remesh::core {
@@ -110,12 +111,7 @@ pb::Report with_hardware(const std::string& worker, double tflops) {
 }
 planner::JobShape shape_of_eight_microbatches() {
   planner::JobShape s;
-  s.model = {.dim = 512,
-             .n_layers = 8,
-             .n_heads = 8,
-             .n_kv_heads = 8,
-             .hidden_dim = 1376,
-             .vocab_size = 32000};
+  s.model = geometry::llama(512, 8, 8, 8, 1376, 32000);
   s.T = 256;
   s.microbatches = 8;
   return s;

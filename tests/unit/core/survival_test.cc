@@ -11,6 +11,7 @@
 #include "checkpoint/memory/replica_placement.h"
 #include "coordinator/core/job_shape.h"
 #include "coordinator/core/state_choice.h"
+#include "tests/testing/llama.h"
 #include "tests/testing/seed.h"
 
 namespace remesh::core {
@@ -92,12 +93,8 @@ TEST(Survival, PredictsWhatTheNextGenerationFinds) {
   std::mt19937_64 rng(seed);
   // No shared parameters, and shares enough for everybody: no state without
   // something of its own.
-  const ParamTable table = ParamTable::make({.dim = 32,
-                                             .n_layers = 2,
-                                             .n_heads = 2,
-                                             .n_kv_heads = 2,
-                                             .hidden_dim = 64,
-                                             .vocab_size = 64});
+  const ParamTable table =
+      ParamTable::make(geometry::llama(32, 2, 2, 2, 64, 64));
   int survived = 0;
   constexpr int kRounds = 1500;
   for (int round = 0; round < kRounds; ++round) {

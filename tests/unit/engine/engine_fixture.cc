@@ -15,6 +15,7 @@
 #include "proto/base/check.h"
 #include "proto/base/rng.h"
 #include "tests/testing/engine.h"
+#include "tests/testing/llama.h"
 #include "tests/testing/local_comm.h"
 #include "tests/unit/engine/whole_vector.h"
 
@@ -249,13 +250,10 @@ Case random_case(uint64_t seed, int ranks) {
     };
     Case c{.seed = seed};
     const int64_t heads = of(1, {2, 4, 4, 8});
-    c.model = {.dim = heads * of(2, {4, 8, 6}),
-               .n_layers = of(3, {1, 2, 3, 4, 5, 8}),
-               .n_heads = heads,
-               .n_kv_heads = heads / of(4, {1, 2, 2, 4}),
-               .hidden_dim = of(5, {20, 32, 37}),
-               .vocab_size = of(6, {32, 41, 63}),
-               .tie_embeddings = of(7, {0, 1}) == 1};
+    c.model =
+        geometry::llama(heads * of(2, {4, 8, 6}), of(3, {1, 2, 3, 4, 5, 8}),
+                        heads, heads / of(4, {1, 2, 2, 4}), of(5, {20, 32, 37}),
+                        of(6, {32, 41, 63}), of(7, {0, 1}) == 1);
     c.model.arch = std::array{"llama", "qwen2", "qwen3"}[key % 3];
     if (key % 5 == 0) c.model.head_size = c.model.head_dim() + 2;
     c.layout = {.dp = static_cast<int>(of(8, {1, 1, 2, 3, 4})),

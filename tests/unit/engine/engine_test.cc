@@ -13,6 +13,7 @@
 
 #include "parallel/geometry/lora.h"
 #include "tests/testing/engine.h"
+#include "tests/testing/llama.h"
 #include "tests/testing/local_comm.h"
 #include "tests/testing/seed.h"
 #include "tests/unit/engine/engine_fixture.h"
@@ -113,12 +114,7 @@ TEST(Engine, ReportsProgressAtEveryLayerOfAPass) {
 // A frozen parameter keeps its bits, and the others are updated as if its
 // gradient were none; another learning rate is another step size.
 TEST(Engine, ParameterRulesApplyOnAnyMesh) {
-  Case c{.model = {.dim = 16,
-                   .n_layers = 2,
-                   .n_heads = 4,
-                   .n_kv_heads = 2,
-                   .hidden_dim = 40,
-                   .vocab_size = 37},
+  Case c{.model = geometry::llama(16, 2, 4, 2, 40, 37),
          .options = {.num_microbatches = 2,
                      .max_seq = 8,
                      .optimizer = {.eps = 1e-5, .weight_decay = 0.1}},
@@ -163,12 +159,7 @@ TEST(Engine, ParameterRulesApplyOnAnyMesh) {
 }
 
 TEST(Engine, TokensWithoutATargetDoNotCount) {
-  Case c{.model = {.dim = 16,
-                   .n_layers = 2,
-                   .n_heads = 4,
-                   .n_kv_heads = 2,
-                   .hidden_dim = 40,
-                   .vocab_size = 37},
+  Case c{.model = geometry::llama(16, 2, 4, 2, 40, 37),
          .options = {.num_microbatches = 1,
                      .max_seq = 8,
                      .optimizer = {.eps = 1e-5, .max_norm = 1}},
@@ -280,12 +271,7 @@ TEST(Engine, ASkippedStepMakesNoUpdate) {
 }
 
 TEST(Engine, NotFiniteStopsEveryRankWithTheStateUntouched) {
-  Case c{.model = {.dim = 16,
-                   .n_layers = 2,
-                   .n_heads = 4,
-                   .n_kv_heads = 2,
-                   .hidden_dim = 40,
-                   .vocab_size = 37},
+  Case c{.model = geometry::llama(16, 2, 4, 2, 40, 37),
          .layout = {.dp = 2, .pp = 2},
          .options = {.zero = {.stage = 3}, .num_microbatches = 4, .max_seq = 8},
          .lr = 1e30};
@@ -300,12 +286,7 @@ TEST(Engine, NotFiniteStopsEveryRankWithTheStateUntouched) {
 }
 
 TEST(Engine, RefusesImpossibleOptionsAndListsTheAllowedOnes) {
-  const geometry::ModelConfig model{.dim = 16,
-                                    .n_layers = 2,
-                                    .n_heads = 4,
-                                    .n_kv_heads = 2,
-                                    .hidden_dim = 40,
-                                    .vocab_size = 37};
+  const geometry::ModelConfig model = geometry::llama(16, 2, 4, 2, 40, 37);
   const auto table = geometry::ParamTable::make(model);
   const auto backend = kernels::make_cpu_backend(1);
   const auto why = [&](const geometry::Layout& layout, EngineOptions o) {

@@ -2,6 +2,8 @@
 
 #include <gtest/gtest.h>
 
+#include "tests/testing/llama.h"
+
 namespace remesh::engine {
 namespace {
 
@@ -9,12 +11,8 @@ using geometry::Pass;
 using geometry::PipeOp;
 
 TEST(Plan, GlobalUnitsNumberTheModel) {
-  const auto table = geometry::ParamTable::make({.dim = 16,
-                                                 .n_layers = 5,
-                                                 .n_heads = 2,
-                                                 .n_kv_heads = 1,
-                                                 .hidden_dim = 20,
-                                                 .vocab_size = 30});
+  const auto table =
+      geometry::ParamTable::make(geometry::llama(16, 5, 2, 1, 20, 30));
   const geometry::StageBounds bounds{0, 1, 3, 4, 5};
   std::set<int64_t> seen;
   for (int r = 0; r < 2; ++r) {

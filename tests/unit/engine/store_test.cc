@@ -5,6 +5,7 @@
 #include <cmath>
 #include <thread>
 
+#include "tests/testing/llama.h"
 #include "tests/testing/local_comm.h"
 #include "tests/unit/exchange/wrapped_comm.h"
 #include "worker/engine/grad_store.h"
@@ -18,12 +19,7 @@ using geometry::ShardTable;
 using geometry::ZeroPlan;
 
 geometry::ParamTable tiny_table(int64_t layers = 3) {
-  return geometry::ParamTable::make({.dim = 8,
-                                     .n_layers = layers,
-                                     .n_heads = 2,
-                                     .n_kv_heads = 1,
-                                     .hidden_dim = 21,
-                                     .vocab_size = 33});
+  return geometry::ParamTable::make(geometry::llama(8, layers, 2, 1, 21, 33));
 }
 
 ShardTable whole_shard(const geometry::ParamTable& table) {

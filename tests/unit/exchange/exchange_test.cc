@@ -11,6 +11,7 @@
 #include <set>
 #include <thread>
 
+#include "tests/testing/llama.h"
 #include "tests/testing/local_comm.h"
 #include "tests/testing/seed.h"
 #include "tests/unit/exchange/states.h"
@@ -189,12 +190,7 @@ TEST(Exchange, AnyMeshToAnyOtherIsBitExact) {
 }
 
 ParamTable small_model() {
-  return ParamTable::make({.dim = 16,
-                           .n_layers = 2,
-                           .n_heads = 4,
-                           .n_kv_heads = 2,
-                           .hidden_dim = 24,
-                           .vocab_size = 64});
+  return ParamTable::make(geometry::llama(16, 2, 4, 2, 24, 64));
 }
 
 // One of four ranks was killed: the others keep what they have.

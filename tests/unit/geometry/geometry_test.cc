@@ -3,6 +3,7 @@
 #include "parallel/geometry/layout.h"
 #include "parallel/geometry/model_work.h"
 #include "parallel/geometry/param_table.h"
+#include "tests/testing/llama.h"
 
 namespace remesh::geometry {
 namespace {
@@ -28,12 +29,7 @@ TEST(Layout, ParseRefusesWithTheReason) {
 }
 
 TEST(ParamTable, CountsTheParametersOfKnownModels) {
-  ModelConfig c{.dim = 4096,
-                .n_layers = 32,
-                .n_heads = 32,
-                .n_kv_heads = 8,
-                .hidden_dim = 14336,
-                .vocab_size = 128256};
+  ModelConfig c = llama(4096, 32, 32, 8, 14336, 128256);
   EXPECT_EQ(ParamTable::make(c).num_elements(), 8030261248);  // Llama 3 8B
   c.tie_embeddings = true;
   EXPECT_EQ(ParamTable::make(c).num_elements(),
@@ -41,12 +37,7 @@ TEST(ParamTable, CountsTheParametersOfKnownModels) {
 }
 
 TEST(ParamTable, ParametersFollowEachOther) {
-  const ModelConfig c{.dim = 8,
-                      .n_layers = 2,
-                      .n_heads = 2,
-                      .n_kv_heads = 1,
-                      .hidden_dim = 12,
-                      .vocab_size = 11};
+  const ModelConfig c = llama(8, 2, 2, 1, 12, 11);
   const ParamTable t = ParamTable::make(c);
   int64_t next = 0;
   for (size_t i = 0; i < t.size(); ++i) {
@@ -57,12 +48,7 @@ TEST(ParamTable, ParametersFollowEachOther) {
 }
 
 TEST(ModelConfig, RefusesHeadsThatDoNotDivide) {
-  ModelConfig c{.dim = 10,
-                .n_layers = 1,
-                .n_heads = 3,
-                .n_kv_heads = 3,
-                .hidden_dim = 4,
-                .vocab_size = 5};
+  ModelConfig c = llama(10, 1, 3, 3, 4, 5);
   EXPECT_NE(c.validate().message().find("must divide model.dim = 10"),
             std::string::npos);
 }

@@ -8,6 +8,7 @@
 
 #include "parallel/geometry/zero.h"
 #include "tests/testing/initial_value.h"
+#include "tests/testing/llama.h"
 #include "tests/testing/pieces.h"
 #include "tests/testing/seed.h"
 
@@ -125,12 +126,7 @@ TEST(ShardTable, EveryElementIsOwnedOnceAndNormsCountItOnce) {
 }
 
 TEST(ShardTable, EveryStageHasALayer) {
-  const ParamTable table = ParamTable::make({.dim = 8,
-                                             .n_layers = 2,
-                                             .n_heads = 2,
-                                             .n_kv_heads = 2,
-                                             .hidden_dim = 8,
-                                             .vocab_size = 8});
+  const ParamTable table = ParamTable::make(llama(8, 2, 2, 2, 8, 8));
   const auto make = [&](const StageBounds& bounds) {
     return ShardTable::make(table, {.pp = 2}, {.pp = 1}, bounds).ok();
   };
@@ -142,12 +138,7 @@ TEST(ShardTable, EveryStageHasALayer) {
 }
 
 TEST(ShardTable, KeysAndValuesAreSharedWhenRanksOutnumberHeads) {
-  const ParamTable table = ParamTable::make({.dim = 32,
-                                             .n_layers = 1,
-                                             .n_heads = 8,
-                                             .n_kv_heads = 2,
-                                             .hidden_dim = 16,
-                                             .vocab_size = 16});
+  const ParamTable table = ParamTable::make(llama(32, 1, 8, 2, 16, 16));
   for (int tp = 0; tp < 8; ++tp) {
     const auto t =
         ShardTable::make(table, {.tp = 8}, {.tp = tp}, StageBounds{0, 1});
@@ -161,12 +152,7 @@ TEST(ShardTable, KeysAndValuesAreSharedWhenRanksOutnumberHeads) {
 }
 
 TEST(Zero, ErrorsNameTheAllowedValues) {
-  const ParamTable table = ParamTable::make({.dim = 8,
-                                             .n_layers = 1,
-                                             .n_heads = 2,
-                                             .n_kv_heads = 2,
-                                             .hidden_dim = 8,
-                                             .vocab_size = 8});
+  const ParamTable table = ParamTable::make(llama(8, 1, 2, 2, 8, 8));
   const auto t = ShardTable::make(table, {.dp = 6}, {}, StageBounds{0, 1});
   ASSERT_TRUE(t.ok());
   EXPECT_FALSE(ZeroPlan::make(*t, {.stage = 4}, 6, 0).ok());

@@ -9,6 +9,7 @@
 #include <random>
 #include <set>
 
+#include "tests/testing/llama.h"
 #include "tests/testing/pieces.h"
 #include "tests/testing/random_mesh.h"
 #include "tests/testing/seed.h"
@@ -89,13 +90,8 @@ TEST(Sharding, AStateIsCompleteWhenEveryElementIsHeld) {
 }
 
 TEST(Sharding, ARankThatHoldsNothingMayBeMissing) {
-  const ParamTable table = ParamTable::make({.dim = 8,
-                                             .n_layers = 2,
-                                             .n_heads = 2,
-                                             .n_kv_heads = 1,
-                                             .hidden_dim = 8,
-                                             .vocab_size = 16,
-                                             .tie_embeddings = true});
+  const ParamTable table =
+      ParamTable::make(llama(8, 2, 2, 1, 8, 16, /*tied=*/true));
   // Shares have at least 16 elements: the last ranks have none.
   const Sharding many{
       .layout = {.dp = 64}, .bounds = {0, 2}, .zero = {.stage = 1}};
@@ -111,12 +107,7 @@ TEST(Sharding, ARankThatHoldsNothingMayBeMissing) {
 }
 
 TEST(Sharding, ARankOutsideTheMeshIsRefused) {
-  const ParamTable table = ParamTable::make({.dim = 8,
-                                             .n_layers = 2,
-                                             .n_heads = 2,
-                                             .n_kv_heads = 1,
-                                             .hidden_dim = 8,
-                                             .vocab_size = 16});
+  const ParamTable table = ParamTable::make(llama(8, 2, 2, 1, 8, 16));
   const Sharding s{.layout = {.dp = 2}, .bounds = {0, 2}};
   EXPECT_TRUE(make_rank_shard(table, s, 1).ok());
   EXPECT_FALSE(make_rank_shard(table, s, 2).ok());
@@ -127,12 +118,7 @@ TEST(Sharding, ARankOutsideTheMeshIsRefused) {
 }
 
 TEST(Sharding, ModelsOfDifferentShapesHaveDifferentIds) {
-  ModelConfig c{.dim = 8,
-                .n_layers = 2,
-                .n_heads = 2,
-                .n_kv_heads = 1,
-                .hidden_dim = 8,
-                .vocab_size = 16};
+  ModelConfig c = llama(8, 2, 2, 1, 8, 16);
   const uint64_t id = model_id(ParamTable::make(c));
   EXPECT_EQ(model_id(ParamTable::make(c)), id);
   c.n_layers = 3;

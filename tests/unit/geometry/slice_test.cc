@@ -10,6 +10,7 @@
 
 #include "parallel/geometry/batch.h"
 #include "parallel/geometry/schedule.h"
+#include "tests/testing/llama.h"
 #include "tests/testing/pieces.h"
 #include "tests/testing/seed.h"
 
@@ -114,12 +115,7 @@ TEST_F(Slice, AShardHasCompleteHeadsAndTheKeysOfItsQueries) {
 }
 
 TEST(SliceErrors, ALayoutThatDoesNotFitIsRefusedWithTheAllowedDegrees) {
-  const ModelConfig c{.dim = 48,
-                      .n_layers = 3,
-                      .n_heads = 12,
-                      .n_kv_heads = 6,
-                      .hidden_dim = 64,
-                      .vocab_size = 257};
+  const ModelConfig c = llama(48, 3, 12, 6, 64, 257);
   EXPECT_TRUE(validate_layout(c, {.pp = 3, .tp = 6}).ok());
   EXPECT_NE(validate_layout(c, {.tp = 4}).message().find("allowed: 1, 2, 3, 6"),
             std::string::npos);

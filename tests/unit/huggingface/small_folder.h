@@ -12,16 +12,12 @@
 #include "checkpoint/huggingface/safetensors.h"
 #include "parallel/geometry/slice.h"
 #include "tests/testing/files.h"
+#include "tests/testing/llama.h"
 
 namespace remesh::huggingface {
 
 inline geometry::ModelConfig small_model() {
-  return {.dim = 8,
-          .n_layers = 2,
-          .n_heads = 4,
-          .n_kv_heads = 2,
-          .hidden_dim = 12,
-          .vocab_size = 11};
+  return geometry::llama(8, 2, 4, 2, 12, 11);
 }
 
 // Random elements of every size, without infinities and NaN.

@@ -2,6 +2,8 @@
 
 #include <gtest/gtest.h>
 
+#include "tests/testing/llama.h"
+
 namespace remesh::jobfile {
 namespace {
 
@@ -22,12 +24,7 @@ TEST(ParamGroups, TheFirstThatMatchesCounts) {
   const auto problem = [](std::vector<std::string> groups, int rank = 0) {
     pb::Optimizer optimizer;
     optimizer.mutable_groups()->Assign(groups.begin(), groups.end());
-    geometry::ModelConfig model{.dim = 8,
-                                .n_layers = 1,
-                                .n_heads = 2,
-                                .n_kv_heads = 2,
-                                .hidden_dim = 16,
-                                .vocab_size = 16};
+    geometry::ModelConfig model = geometry::llama(8, 1, 2, 2, 16, 16);
     if (rank > 0)
       model.lora = {.rank = rank, .alpha = 1, .targets = {"q_proj"}};
     const auto of = param_groups(optimizer, model);

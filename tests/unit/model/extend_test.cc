@@ -5,6 +5,7 @@
 #include <algorithm>
 #include <random>
 
+#include "tests/testing/llama.h"
 #include "tests/testing/seed.h"
 #include "tests/unit/model/model_fixture.h"
 
@@ -46,12 +47,7 @@ class Continued {
 };
 
 geometry::ModelConfig config_of(const std::string& arch) {
-  geometry::ModelConfig c{.dim = 32,
-                          .n_layers = 3,
-                          .n_heads = 4,
-                          .n_kv_heads = 2,
-                          .hidden_dim = 48,
-                          .vocab_size = 61};
+  geometry::ModelConfig c = geometry::llama(32, 3, 4, 2, 48, 61);
   c.arch = arch;
   if (arch == "qwen3") c.set_head_dim(12);
   if (arch == "qwen2") c.tie_embeddings = true;

@@ -3,6 +3,7 @@
 
 #include <gtest/gtest.h>
 
+#include "tests/testing/llama.h"
 #include "tests/testing/local_comm.h"
 #include "tests/unit/model/model_fixture.h"
 
@@ -12,13 +13,7 @@ namespace {
 constexpr int64_t kB = 2, kT = 12, kRank = 3;
 
 geometry::ModelConfig config_of(const std::string& arch, bool tied) {
-  geometry::ModelConfig c{.dim = 24,
-                          .n_layers = 4,
-                          .n_heads = 4,
-                          .n_kv_heads = 2,
-                          .hidden_dim = 52,
-                          .vocab_size = 61,
-                          .tie_embeddings = tied};
+  geometry::ModelConfig c = geometry::llama(24, 4, 4, 2, 52, 61, tied);
   c.arch = arch;
   return c;
 }

@@ -5,6 +5,7 @@
 #include <array>
 #include <random>
 
+#include "tests/testing/llama.h"
 #include "tests/testing/local_comm.h"
 #include "tests/testing/seed.h"
 #include "tests/unit/model/model_fixture.h"
@@ -102,12 +103,7 @@ TEST(Memory, IsPredictedExactly) {
 
 // The formulas of llama.h, for a stage in the middle.
 TEST(Memory, ActivationsAreWhatTheHeaderSays) {
-  const geometry::ModelConfig config{.dim = 64,
-                                     .n_layers = 3,
-                                     .n_heads = 8,
-                                     .n_kv_heads = 2,
-                                     .hidden_dim = 80,
-                                     .vocab_size = 100};
+  const geometry::ModelConfig config = geometry::llama(64, 3, 8, 2, 80, 100);
   const auto table = geometry::ParamTable::make(config);
   const auto shard = make_shard(table, {.pp = 3, .tp = 2, .cp = 2},
                                 {.pp = 1, .tp = 1, .cp = 1});
@@ -138,13 +134,7 @@ TEST(Memory, ActivationsAreWhatTheHeaderSays) {
 }
 
 TEST(Memory, RecomputationSavesActivations) {
-  const Model m({.dim = 64,
-                 .n_layers = 4,
-                 .n_heads = 8,
-                 .n_kv_heads = 8,
-                 .hidden_dim = 172,
-                 .vocab_size = 300},
-                1, 1);
+  const Model m(geometry::llama(64, 4, 8, 8, 172, 300), 1, 1);
   const auto shard = make_shard(m.table);
   StageOptions o{.max_batch = 4, .max_seq = 64};
   double none = 0;

@@ -10,6 +10,7 @@
 #include <random>
 #include <thread>
 
+#include "tests/testing/llama.h"
 #include "tests/testing/local_comm.h"
 #include "tests/testing/seed.h"
 #include "tests/unit/model/model_fixture.h"
@@ -288,13 +289,7 @@ std::vector<Shown> show_all(const Model& m, int tp) {
 
 TEST(Parallel, RanksHaveTheirRowsAndTheirPartOfTheLogits) {
   constexpr int64_t kVocab = 13;  // 4, 3, 3 and 3
-  const Model m({.dim = 16,
-                 .n_layers = 2,
-                 .n_heads = 4,
-                 .n_kv_heads = 2,
-                 .hidden_dim = 10,
-                 .vocab_size = kVocab},
-                kBatch * kSeq, 1);
+  const Model m(geometry::llama(16, 2, 4, 2, 10, kVocab), kBatch * kSeq, 1);
   const Shown one = show_all(m, 1)[0];
   Shown all{.logits = std::vector<float>(one.logits.size())};
   for (const Shown& s : show_all(m, 4)) {
@@ -320,13 +315,7 @@ TEST(Parallel, RanksHaveTheirRowsAndTheirPartOfTheLogits) {
 }
 
 TEST(Parallel, RefusesSequencesThatTheRanksCannotShare) {
-  const Model m({.dim = 16,
-                 .n_layers = 1,
-                 .n_heads = 2,
-                 .n_kv_heads = 2,
-                 .hidden_dim = 10,
-                 .vocab_size = 9},
-                1, 1);
+  const Model m(geometry::llama(16, 1, 2, 2, 10, 9), 1, 1);
   const auto shard = make_shard(m.table, {.cp = 2});
   const auto comms = comm::make_local_comms(2);
   const auto backend = kernels::make_cpu_backend(1);

@@ -8,6 +8,7 @@
 #include <algorithm>
 #include <limits>
 
+#include "tests/testing/llama.h"
 #include "tests/unit/model/model_fixture.h"
 #include "worker/model/llama/rope.h"
 
@@ -26,13 +27,8 @@ constexpr auto kSelective = Recompute::kSelective;
 constexpr auto kFull = Recompute::kFull;
 
 geometry::ModelConfig small_config(bool tied) {
-  return {.dim = 24,
-          .n_layers = 4,
-          .n_heads = 4,
-          .n_kv_heads = 2,
-          .hidden_dim = 52,
-          .vocab_size = 4200,  // two pieces of the head
-          .tie_embeddings = tied};
+  constexpr int64_t kVocab = 4200;  // two pieces of the head
+  return geometry::llama(24, 4, 4, 2, 52, kVocab, tied);
 }
 
 Model small_model(bool tied) {

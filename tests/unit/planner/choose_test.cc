@@ -8,6 +8,7 @@
 #include "parallel/planner/local.h"
 #include "parallel/planner/memory.h"
 #include "parallel/planner/placement.h"
+#include "tests/testing/llama.h"
 #include "tests/testing/seed.h"
 
 namespace remesh::planner {
@@ -211,12 +212,7 @@ TEST(Choose, AllWaitForTheRankWithFewestCores) {
 
 PlacementRequest small_request() {
   PlacementRequest q;
-  q.shape = JobShape{.model = {.dim = 64,
-                               .n_layers = 4,
-                               .n_heads = 4,
-                               .n_kv_heads = 4,
-                               .hidden_dim = 128,
-                               .vocab_size = 257},
+  q.shape = JobShape{.model = geometry::llama(64, 4, 4, 4, 128, 257),
                      .T = 16,
                      .microbatches = 8};
   q.microbatches = 8;
@@ -356,12 +352,7 @@ PlacementRequest four_slots() {
   PlacementRequest q;
   q.workers = {{.worker = "a", .host = "h", .slots = 2, .cores = 4},
                {.worker = "b", .host = "i", .slots = 2, .cores = 4}};
-  q.shape = JobShape{.model = {.dim = 256,
-                               .n_layers = 4,
-                               .n_heads = 4,
-                               .n_kv_heads = 4,
-                               .hidden_dim = 704,
-                               .vocab_size = 257},
+  q.shape = JobShape{.model = geometry::llama(256, 4, 4, 4, 704, 257),
                      .T = 256,
                      .B = 4,
                      .microbatches = 8};

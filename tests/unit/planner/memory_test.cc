@@ -13,6 +13,7 @@
 #include "parallel/geometry/lora.h"
 #include "parallel/geometry/sharding.h"
 #include "tests/testing/engine.h"
+#include "tests/testing/llama.h"
 #include "tests/testing/local_comm.h"
 #include "tests/testing/seed.h"
 #include "worker/engine/engine.h"
@@ -173,12 +174,7 @@ TEST(PredictMemory, IsWhatAnEngineHoldsOnAnyMesh) {
 }
 
 TEST(PredictMemory, ShardingAndRecomputingLowerIt) {
-  JobShape s{.model = {.dim = 256,
-                       .n_layers = 8,
-                       .n_heads = 8,
-                       .n_kv_heads = 8,
-                       .hidden_dim = 704,
-                       .vocab_size = 4096},
+  JobShape s{.model = geometry::llama(256, 8, 8, 8, 704, 4096),
              .T = 256,
              .B = 2,
              .microbatches = 4};
@@ -196,12 +192,7 @@ TEST(PredictMemory, ShardingAndRecomputingLowerIt) {
 }
 
 TEST(PredictMemory, AKeptStateIsHeldTwiceAndItsReplicasToo) {
-  JobShape s{.model = {.dim = 256,
-                       .n_layers = 8,
-                       .n_heads = 8,
-                       .n_kv_heads = 8,
-                       .hidden_dim = 704,
-                       .vocab_size = 4096},
+  JobShape s{.model = geometry::llama(256, 8, 8, 8, 704, 4096),
              .T = 256,
              .B = 2,
              .microbatches = 4};
@@ -245,12 +236,7 @@ TEST(PredictMemory, TheRanksOfAMeshSaveEveryParameterOnce) {
 }
 
 TEST(PredictMemory, SegmentsAreTheStateAndItsReplicas) {
-  JobShape s{.model = {.dim = 128,
-                       .n_layers = 4,
-                       .n_heads = 8,
-                       .n_kv_heads = 8,
-                       .hidden_dim = 352,
-                       .vocab_size = 1000},
+  JobShape s{.model = geometry::llama(128, 4, 8, 8, 352, 1000),
              .T = 64,
              .microbatches = 4};
   const Layout l{.tp = 2};

@@ -3,6 +3,7 @@
 
 #include "parallel/planner/description.h"
 #include "parallel/planner/shape.h"
+#include "tests/testing/llama.h"
 
 namespace remesh::planner {
 
@@ -29,13 +30,8 @@ inline Machine round_machine() {
 
 inline JobShape gpt(int64_t microbatches) {
   JobShape s;
-  s.model = {.dim = 4096,
-             .n_layers = 32,
-             .n_heads = 32,
-             .n_kv_heads = 32,
-             .hidden_dim = 16384,
-             .vocab_size = 51200,
-             .arch = "gpt"};
+  s.model = geometry::llama(4096, 32, 32, 32, 16384, 51200);
+  s.model.arch = "gpt";
   s.T = 2048;
   s.B = 1;
   s.microbatches = microbatches;

@@ -13,6 +13,7 @@
 
 #include "checkpoint/manifest/scan.h"
 #include "tests/testing/files.h"
+#include "tests/testing/llama.h"
 #include "tests/testing/local_comm.h"
 #include "worker/train/watched_fs.h"
 
@@ -122,12 +123,7 @@ class CheckpointerTest : public ::testing::TestWithParam<const char*> {
 
   const testing::TempDir dir_;
   const geometry::ParamTable table_ =
-      geometry::ParamTable::make({.dim = 8,
-                                  .n_layers = 2,
-                                  .n_heads = 2,
-                                  .n_kv_heads = 1,
-                                  .hidden_dim = 12,
-                                  .vocab_size = 11});
+      geometry::ParamTable::make(geometry::llama(8, 2, 2, 1, 12, 11));
   geometry::RankShard rank_;
   Vectors state_;
   Gate gate_;

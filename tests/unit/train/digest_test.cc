@@ -8,6 +8,7 @@
 #include <random>
 #include <set>
 
+#include "tests/testing/llama.h"
 #include "tests/testing/seed.h"
 #include "tests/unit/exchange/states.h"
 
@@ -75,12 +76,8 @@ TEST(Digest, AnyBitOfACountedElementCounts) {
 }
 
 TEST(Digest, DistinguishesPlacesAndVectors) {
-  const ParamTable table = ParamTable::make({.dim = 8,
-                                             .n_layers = 2,
-                                             .n_heads = 2,
-                                             .n_kv_heads = 2,
-                                             .hidden_dim = 16,
-                                             .vocab_size = 17});
+  const ParamTable table =
+      ParamTable::make(geometry::llama(8, 2, 2, 2, 16, 17));
   const Sharding one{.layout = {}, .bounds = {0, 2}};
   const auto r = make_rank_shard(table, one, 0);
   ASSERT_TRUE(r.ok());
@@ -114,12 +111,8 @@ TEST(Digest, HalvesAddUpToTheWrappingSum) {
 
 // Prints the cost of train.digest per step; there is no limit.
 TEST(Digest, IsQuick) {
-  const ParamTable table = ParamTable::make({.dim = 256,
-                                             .n_layers = 4,
-                                             .n_heads = 4,
-                                             .n_kv_heads = 4,
-                                             .hidden_dim = 704,
-                                             .vocab_size = 1024});
+  const ParamTable table =
+      ParamTable::make(geometry::llama(256, 4, 4, 4, 704, 1024));
   const Sharding one{.layout = {}, .bounds = {0, 4}};
   const auto r = make_rank_shard(table, one, 0);
   ASSERT_TRUE(r.ok());

@@ -13,6 +13,7 @@
 #include "checkpoint/store/store.h"
 #include "checkpoint/store/verify.h"
 #include "tests/testing/files.h"
+#include "tests/testing/llama.h"
 #include "tests/testing/process.h"
 #include "tests/testing/seed.h"
 #include "tests/unit/exchange/states.h"
@@ -139,13 +140,8 @@ void expect_read(const Case& c) {
 }
 
 TEST(Format, AnIndependentReaderReadsCheckpointsAndSegmentsOfAnyMesh) {
-  geometry::ModelConfig tied{.dim = 24,
-                             .n_layers = 3,
-                             .n_heads = 6,
-                             .n_kv_heads = 2,
-                             .hidden_dim = 9,
-                             .vocab_size = 17,
-                             .tie_embeddings = true};
+  geometry::ModelConfig tied =
+      geometry::llama(24, 3, 6, 2, 9, 17, /*tied=*/true);
   geometry::ModelConfig biased = tied;
   biased.tie_embeddings = false;
   biased.n_heads = 4;
@@ -175,12 +171,7 @@ TEST(Format, AnIndependentReaderReadsCheckpointsAndSegmentsOfAnyMesh) {
 
 // The example of checkpoint/FORMAT.md, as its table has it.
 TEST(Format, TheExampleOfTheOrderOfElementsIsTrue) {
-  const ParamTable table = ParamTable::make({.dim = 8,
-                                             .n_layers = 2,
-                                             .n_heads = 2,
-                                             .n_kv_heads = 1,
-                                             .hidden_dim = 3,
-                                             .vocab_size = 9});
+  const ParamTable table = ParamTable::make(geometry::llama(8, 2, 2, 1, 3, 9));
   const Sharding sharding{.layout = {.dp = 2, .pp = 2, .tp = 2},
                           .bounds = {0, 1, 2},
                           .zero = {.stage = 1}};
