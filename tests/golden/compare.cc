@@ -110,6 +110,18 @@ class Verdict {
   bool failed_ = false;
 };
 
+// |a - b| / |b|, both as vectors; |a| if b is zero.
+double relative_l2(std::span<const float> a, std::span<const float> b) {
+  double difference = 0, size = 0;
+  for (size_t i = 0; i < b.size(); ++i) {
+    const double d = static_cast<double>(a[i]) - static_cast<double>(b[i]);
+    difference += d * d;
+    size += static_cast<double>(b[i]) * static_cast<double>(b[i]);
+  }
+  if (size == 0) return std::sqrt(difference);
+  return std::sqrt(difference / size);
+}
+
 std::vector<double> parameter_errors(const geometry::ParamTable& table,
                                      std::span<const float> got,
                                      std::span<const float> want) {
@@ -123,17 +135,6 @@ std::vector<double> parameter_errors(const geometry::ParamTable& table,
 }
 
 }  // namespace
-
-double relative_l2(std::span<const float> a, std::span<const float> b) {
-  double difference = 0, size = 0;
-  for (size_t i = 0; i < b.size(); ++i) {
-    const double d = static_cast<double>(a[i]) - static_cast<double>(b[i]);
-    difference += d * d;
-    size += static_cast<double>(b[i]) * static_cast<double>(b[i]);
-  }
-  if (size == 0) return std::sqrt(difference);
-  return std::sqrt(difference / size);
-}
 
 StepErrors first_step_errors(const Golden& g, const Outcome& run) {
   return {.loss = relative(run.loss[0], g.first_loss),

@@ -15,9 +15,6 @@ struct Outcome {
   std::vector<double> loss, grad_norm, lr;  // of each step
 };
 
-// |a - b| / |b|, both as vectors; |a| if b is zero.
-double relative_l2(std::span<const float> a, std::span<const float> b);
-
 StepErrors first_step_errors(const Golden& g, const Outcome& run);
 
 struct Bounds {
