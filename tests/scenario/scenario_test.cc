@@ -6,21 +6,14 @@
 #include <cstdio>
 #include <filesystem>
 #include <fstream>
-#include <sstream>
 #include <string>
 #include <vector>
 
 #include "tests/scenario/scripted_cluster.h"
+#include "tests/testing/temp_dir.h"
 
 namespace remesh::scenario {
 namespace {
-
-std::string read_file(const std::string& path) {
-  std::ifstream in(path);
-  std::stringstream s;
-  s << in.rdbuf();
-  return s.str();
-}
 
 class ScenarioTest : public testing::Test {
  public:
@@ -28,7 +21,7 @@ class ScenarioTest : public testing::Test {
       : path_(std::move(path)), rewrite_(rewrite) {}
 
   void TestBody() override {
-    auto blocks = parse_scenario(read_file(path_));
+    auto blocks = parse_scenario(read_whole(path_));
     ASSERT_TRUE(blocks.ok()) << path_ << ": " << blocks.status().to_string();
     ScriptedCluster cluster;
     std::vector<std::string> outputs;

@@ -1,30 +1,11 @@
 #include "tests/testing/files.h"
 
-#include <cstdlib>
-#include <filesystem>
 #include <fstream>
 #include <sstream>
 
 #include "proto/base/check.h"
 
 namespace remesh::testing {
-
-TempDir::TempDir() : path_("/tmp/remesh-test-XXXXXX") {
-  CHECK(mkdtemp(path_.data()) != nullptr);
-}
-
-TempDir::~TempDir() {
-  if (std::getenv("REMESH_KEEP") != nullptr) return;
-  std::error_code ignored;
-  std::filesystem::remove_all(path_, ignored);
-}
-
-std::string read_whole(const std::string& path) {
-  std::ifstream in(path, std::ios::binary);
-  std::ostringstream out;
-  out << in.rdbuf();
-  return out.str();
-}
 
 void write_whole(const std::string& path, const std::string& text) {
   std::ofstream out(path, std::ios::binary);

@@ -6,26 +6,15 @@
 #include <utility>
 #include <vector>
 
+#include "tests/testing/temp_dir.h"
+
 namespace remesh::testing {
 
 using Json = nlohmann::json;
 
-// A new folder /tmp/remesh-test-XXXXXX, removed with its contents by the
-// destructor unless REMESH_KEEP is set.
-class TempDir {
- public:
-  TempDir();
-  ~TempDir();
-  TempDir(const TempDir&) = delete;
-  TempDir& operator=(const TempDir&) = delete;
-  const std::string& path() const { return path_; }
+using remesh::read_whole;
+using remesh::TempDir;
 
- private:
-  std::string path_;
-};
-
-// "" if it cannot be read.
-std::string read_whole(const std::string& path);
 void write_whole(const std::string& path, const std::string& text);
 
 // A .jsonl file that grows: each call reads only what was added.

@@ -28,8 +28,6 @@
 namespace remesh {
 namespace {
 
-using data::TempDir;
-
 TEST(Fuzz, JobFiles) {
   const jobfile::Source source{"job.toml", "/jobs"};
   const auto plain = jobfile::parse_job(
@@ -90,7 +88,7 @@ class DataFuzz : public testing::Test {
 };
 
 TEST_F(DataFuzz, Index) {
-  const std::string json = data::read_all(dir_ / "set/dataset.json");
+  const std::string json = read_whole(dir_ / "set/dataset.json");
   fuzz({json}, 20'000, [&](const std::string& text) {
     const auto index = data::parse_index(text, "dataset.json");
     if (!index.ok()) return index.status();
@@ -100,7 +98,7 @@ TEST_F(DataFuzz, Index) {
 }
 
 TEST_F(DataFuzz, ShardHeaders) {
-  const std::string file = data::read_all(dir_ / "set/train-00000.tok");
+  const std::string file = read_whole(dir_ / "set/train-00000.tok");
   const std::string head = file.substr(0, sizeof(data::ShardHeader));
   fuzz({head}, 50'000, [&](const std::string& text) {
     return data::parse_shard_header(std::as_bytes(std::span(text)), file.size(),
@@ -111,7 +109,7 @@ TEST_F(DataFuzz, ShardHeaders) {
 
 // Headers with a correct checksum but invalid fields.
 TEST_F(DataFuzz, ShardHeadersResealed) {
-  const std::string file = data::read_all(dir_ / "set/train-00000.tok");
+  const std::string file = read_whole(dir_ / "set/train-00000.tok");
   const std::string head = file.substr(0, sizeof(data::ShardHeader));
   fuzz({head}, 50'000, [&](std::string text) {
     text.resize(sizeof(data::ShardHeader));
@@ -136,7 +134,7 @@ TEST_F(DataFuzz, ShardHeadersResealed) {
 TEST_F(DataFuzz, DataSetsOnDisk) {
   for (const char* name : {"train-00000.tok", "val-00000.tok"}) {
     const std::string path = std::string("set/") + name;
-    const std::string good = data::read_all(dir_ / path);
+    const std::string good = read_whole(dir_ / path);
     fuzz({good}, 200, [&](const std::string& bytes) -> Status {
       dir_.write(path, bytes);
       ASSIGN_OR_RETURN(const data::Dataset set,
@@ -173,7 +171,7 @@ TEST_F(DataFuzz, Mixtures) {
       data::mix({.members = {dir_ / "set=0.5"}, .out_dir = dir_ / "mix"},
                 *posix_file_system())
           .ok());
-  const std::string json = data::read_all(dir_ / "mix/dataset.json");
+  const std::string json = read_whole(dir_ / "mix/dataset.json");
   fuzz({json}, 5000, [&](const std::string& text) {
     dir_.write("mix/dataset.json", text);
     return data::Dataset::open(dir_ / "mix").status();

@@ -1,10 +1,7 @@
 // Damaged journals: truncated, flipped, spliced. Opening one returns an error
 // or exactly the persisted state, and never crashes.
 #include <gtest/gtest.h>
-#include <unistd.h>
 
-#include <cstdlib>
-#include <filesystem>
 #include <fstream>
 #include <iostream>
 #include <random>
@@ -13,11 +10,10 @@
 #include "coordinator/rundir/run_dir.h"
 #include "coordinator/server/journal.h"
 #include "tests/testing/seed.h"
+#include "tests/testing/temp_dir.h"
 
 namespace remesh::server {
 namespace {
-
-namespace fs = std::filesystem;
 
 std::string mutate(std::string bytes, std::mt19937_64& random) {
   const auto below = [&](size_t n) {
@@ -49,15 +45,9 @@ std::string mutate(std::string bytes, std::mt19937_64& random) {
   return bytes;
 }
 
-std::string slurp(const std::string& path) {
-  std::ifstream in(path, std::ios::binary);
-  return {std::istreambuf_iterator<char>(in), {}};
-}
-
 TEST(JournalFuzz, DamageIsAStatusNeverAnotherState) {
-  std::string dir = testing::TempDir() + "/remesh-journal-fuzz-XXXXXX";
-  ASSERT_NE(mkdtemp(dir.data()), nullptr);
-  const std::string path = dir + "/journal";
+  const TempDir dir;
+  const std::string path = dir / "journal";
   const auto files = posix_file_system();
   pb::Durable truth;
   {
@@ -71,7 +61,7 @@ TEST(JournalFuzz, DamageIsAStatusNeverAnotherState) {
       ASSERT_TRUE((*j)->persist(truth).ok());
     }
   }
-  const std::string sound = slurp(path);
+  const std::string sound = read_whole(path);
   std::mt19937_64 random(test_seed());
   int refused = 0;
   for (int i = 0; i < 300; ++i) {
@@ -89,7 +79,6 @@ TEST(JournalFuzz, DamageIsAStatusNeverAnotherState) {
     (void)(*j)->persist(truth).ok();
   }
   EXPECT_GT(refused, 50);
-  fs::remove_all(dir);
 }
 
 TEST(LinesFuzz, AnyBytesAreALineOrAStatus) {

@@ -13,7 +13,8 @@
 #include "tests/testing/files.h"
 #include "tests/testing/leftovers.h"
 #include "tests/testing/process.h"
-#include "tests/unit/agent_shell/temp_dir.h"
+#include "tests/testing/temp_dir.h"
+#include "tests/unit/agent_shell/num_entries.h"
 #include "worker/agent/shell/process.h"
 
 namespace remesh::agent {

@@ -8,7 +8,8 @@
 #include <fstream>
 #include <thread>
 
-#include "tests/unit/agent_shell/temp_dir.h"
+#include "tests/testing/temp_dir.h"
+#include "tests/unit/agent_shell/num_entries.h"
 #include "worker/agent/shell/address.h"
 
 namespace remesh::agent {

@@ -15,7 +15,8 @@
 #include "checkpoint/memory/segment_directory.h"
 #include "tests/testing/process.h"
 #include "tests/testing/small_disk.h"
-#include "tests/unit/agent_shell/temp_dir.h"
+#include "tests/testing/temp_dir.h"
+#include "tests/unit/agent_shell/num_entries.h"
 #include "worker/agent/shell/scratch.h"
 
 namespace remesh::agent {

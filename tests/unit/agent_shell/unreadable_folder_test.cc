@@ -7,7 +7,8 @@
 #include <cerrno>
 #include <filesystem>
 
-#include "tests/unit/agent_shell/temp_dir.h"
+#include "tests/testing/temp_dir.h"
+#include "tests/unit/agent_shell/num_entries.h"
 #include "worker/agent/shell/rank_logs.h"
 #include "worker/agent/shell/scratch.h"
 

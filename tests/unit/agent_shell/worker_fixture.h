@@ -20,7 +20,8 @@
 #include "proto/base/clock.h"
 #include "proto/wire/channel.h"
 #include "tests/testing/process.h"
-#include "tests/unit/agent_shell/temp_dir.h"
+#include "tests/testing/temp_dir.h"
+#include "tests/unit/agent_shell/num_entries.h"
 #include "worker/agent/shell/process.h"
 #include "worker/agent/shell/scratch.h"
 

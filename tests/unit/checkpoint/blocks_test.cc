@@ -10,12 +10,12 @@
 #include <atomic>
 #include <chrono>
 #include <csignal>
-#include <filesystem>
 #include <random>
 #include <string>
 #include <thread>
 
 #include "tests/testing/memory_file_system.h"
+#include "tests/testing/temp_dir.h"
 
 namespace remesh::store {
 namespace {
@@ -109,19 +109,14 @@ TEST(Blocks, OnlyTheBlocksReadAreVerified) {
 
 class StreamedTest : public testing::Test {
  protected:
-  void SetUp() override {
-    root_ = testing::TempDir() + "remesh-streamed-XXXXXX";
-    ASSERT_NE(mkdtemp(root_.data()), nullptr);
-  }
-  void TearDown() override { std::filesystem::remove_all(root_); }
-  std::string root_;
+  const TempDir dir_;
   const std::unique_ptr<FileSystem> fs_ = posix_file_system();
 };
 
 TEST_F(StreamedTest, HoldsWhatWasWrittenForAnySequenceOfCalls) {
   std::mt19937_64 rng(kSeed);
   for (int trial = 0; trial < 12; ++trial) {
-    const std::string path = root_ + "/f" + std::to_string(trial);
+    const std::string path = dir_ / "f" + std::to_string(trial);
     std::string want;
     {
       // Room for little, or for all of it.
@@ -170,7 +165,7 @@ TEST_F(StreamedTest, ReportsAFailureNoLaterThanSync) {
   ASSERT_EQ(setrlimit(RLIMIT_FSIZE, &small), 0);
   Status status;
   {
-    const auto file = fs_->create_streamed(root_ + "/f");
+    const auto file = fs_->create_streamed(dir_ / "f");
     for (uint64_t i = 0; status.ok() && i < 64; ++i)
       status = (*file)->write_at(i * part.size(), bytes_of(part));
     if (status.ok()) status = (*file)->sync();
@@ -180,7 +175,7 @@ TEST_F(StreamedTest, ReportsAFailureNoLaterThanSync) {
   setrlimit(RLIMIT_FSIZE, &old);
   std::signal(SIGXFSZ, handler);
   EXPECT_FALSE(status.ok());
-  EXPECT_NE(status.message().find(root_ + "/f"), std::string::npos)
+  EXPECT_NE(status.message().find(dir_ / "f"), std::string::npos)
       << status.to_string();
 }
 
@@ -189,9 +184,9 @@ TEST_F(StreamedTest, FailsSoonWithTheReasonWhenCancelled) {
   std::atomic<int> moved{0};
   const std::string part(3 << 20, 'x');
   const auto file =
-      fs_->create_streamed(root_ + "/f", {.room = uint64_t{1} << 40,
-                                          .give_up = &give_up,
-                                          .moved = [&] { ++moved; }});
+      fs_->create_streamed(dir_ / "f", {.room = uint64_t{1} << 40,
+                                        .give_up = &give_up,
+                                        .moved = [&] { ++moved; }});
   uint64_t at = 0;
   for (; at < 8 * part.size(); at += part.size())
     ASSERT_TRUE((*file)->write_at(at, bytes_of(part)).ok());
@@ -209,11 +204,10 @@ TEST_F(StreamedTest, IdlesAfterABufferUntilSomeoneWaits) {
   std::atomic<int> moved{0};
   const std::string part(5 << 20, 'x');
   // Practically forever after the first.
-  const auto file =
-      fs_->create_streamed(root_ + "/f", {.room = uint64_t{1} << 40,
-                                          .moved = [&] { ++moved; },
-                                          .idle = 1e9,
-                                          .hurry = &hurry});
+  const auto file = fs_->create_streamed(dir_ / "f", {.room = uint64_t{1} << 40,
+                                                      .moved = [&] { ++moved; },
+                                                      .idle = 1e9,
+                                                      .hurry = &hurry});
   uint64_t at = 0;
   for (; at < 8 * part.size(); at += part.size())
     ASSERT_TRUE((*file)->write_at(at, bytes_of(part)).ok());
@@ -223,14 +217,14 @@ TEST_F(StreamedTest, IdlesAfterABufferUntilSomeoneWaits) {
   hurry = true;
   ASSERT_TRUE((*file)->sync().ok());
   EXPECT_GT(moved, 1);
-  EXPECT_EQ(*fs_->size(root_ + "/f"), at);
+  EXPECT_EQ(*fs_->size(dir_ / "f"), at);
 }
 
 TEST_F(StreamedTest, DoesNotIdleWhenCancelled) {
   std::atomic<bool> give_up{false};
   const std::string part(5 << 20, 'x');
   const auto file = fs_->create_streamed(
-      root_ + "/f",
+      dir_ / "f",
       {.room = uint64_t{1} << 40, .give_up = &give_up, .idle = 1e9});
   for (uint64_t at = 0; at < 3 * part.size(); at += part.size())
     ASSERT_TRUE((*file)->write_at(at, bytes_of(part)).ok());
@@ -240,7 +234,7 @@ TEST_F(StreamedTest, DoesNotIdleWhenCancelled) {
 
 TEST_F(StreamedTest, CanBeDestroyedUnfinished) {
   const std::string part(5 << 20, 'x');
-  const auto file = fs_->create_streamed(root_ + "/f");
+  const auto file = fs_->create_streamed(dir_ / "f");
   ASSERT_TRUE((*file)->write_at(0, bytes_of(part)).ok());
 }
 

@@ -1,7 +1,6 @@
 // Two generations save in one folder, and the older one, which was given up, is
 // stopped between looking and acting.
 #include <gtest/gtest.h>
-#include <unistd.h>
 
 #include <filesystem>
 #include <fstream>
@@ -11,6 +10,7 @@
 #include "checkpoint/manifest/scan.h"
 #include "checkpoint/store/store.h"
 #include "tests/testing/hooked_file_system.h"
+#include "tests/testing/temp_dir.h"
 #include "tests/unit/checkpoint/fixture.h"
 
 namespace remesh::store {
@@ -20,14 +20,6 @@ using geometry::ParamTable;
 
 class FencingTest : public testing::Test {
  protected:
-  void SetUp() override {
-    std::string name = testing::TempDir() + "remesh-fencing-XXXXXX";
-    ASSERT_NE(mkdtemp(name.data()), nullptr);
-    root_ = name;
-    folder_ = root_ + "/checkpoints";
-  }
-  void TearDown() override { std::filesystem::remove_all(root_); }
-
   std::string path_of(int64_t step) const {
     return folder_ + "/" + manifest::step_name(step);
   }
@@ -65,7 +57,8 @@ class FencingTest : public testing::Test {
   std::unique_ptr<FileSystem> fs_ = posix_file_system();
   const ParamTable table_ = ParamTable::make(tiny_model());
   const State state_ = random_state(table_.num_elements(), 5);
-  std::string root_, folder_;
+  const TempDir dir_;
+  const std::string folder_ = dir_ / "checkpoints";
 };
 
 using Steps = std::map<int64_t, int64_t>;

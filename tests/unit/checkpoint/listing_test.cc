@@ -1,14 +1,13 @@
 // What the coordinator finds where the file system shows an older listing.
 #include <gtest/gtest.h>
-#include <unistd.h>
 
 #include <algorithm>
-#include <filesystem>
 #include <string>
 #include <vector>
 
 #include "coordinator/server/scanner.h"
 #include "tests/testing/hooked_file_system.h"
+#include "tests/testing/temp_dir.h"
 #include "tests/unit/checkpoint/fixture.h"
 
 namespace remesh::store {
@@ -22,9 +21,8 @@ std::vector<int64_t> steps_of(const core::CheckpointsScanned& scan) {
 }
 
 TEST(Listing, ACommittedCheckpointThatIsNotListedIsFoundByName) {
-  std::string root = testing::TempDir() + "remesh-listing-XXXXXX";
-  ASSERT_NE(mkdtemp(root.data()), nullptr);
-  const std::string folder = root + "/checkpoints";
+  const TempDir dir;
+  const std::string folder = dir / "checkpoints";
   const auto table = geometry::ParamTable::make(tiny_model());
   const State state = random_state(table.num_elements(), 5);
   const auto plain = posix_file_system();
@@ -51,7 +49,6 @@ TEST(Listing, ACommittedCheckpointThatIsNotListedIsFoundByName) {
   EXPECT_EQ(steps(4), (Steps{2, 4}));
   EXPECT_EQ(steps(6), (Steps{2}));
   EXPECT_FALSE(plain->exists(folder + "/.listing"));
-  std::filesystem::remove_all(root);
 }
 
 }  // namespace

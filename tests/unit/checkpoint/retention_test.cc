@@ -1,6 +1,5 @@
 // What retention and the commit of a checkpoint must not touch.
 #include <gtest/gtest.h>
-#include <stdlib.h>
 
 #include <filesystem>
 #include <string>
@@ -10,6 +9,7 @@
 #include "checkpoint/manifest/scan.h"
 #include "checkpoint/store/store.h"
 #include "tests/testing/hooked_file_system.h"
+#include "tests/testing/temp_dir.h"
 #include "tests/unit/checkpoint/fixture.h"
 
 namespace remesh::store {
@@ -19,15 +19,6 @@ using Numbers = std::vector<int64_t>;
 
 class RetentionTest : public testing::Test {
  protected:
-  void SetUp() override {
-    std::string name = testing::TempDir() + "remesh-retention-XXXXXX";
-    ASSERT_NE(mkdtemp(name.data()), nullptr);
-    root_ = name;
-    folder_ = root_ + "/checkpoints";
-    tmp_ = path_join(folder_, ".tmp-step-00000001.g1");
-  }
-  void TearDown() override { std::filesystem::remove_all(root_); }
-
   std::string path_of(int64_t step) const {
     return path_join(folder_, manifest::step_name(step));
   }
@@ -59,7 +50,9 @@ class RetentionTest : public testing::Test {
   const geometry::ParamTable table_ = geometry::ParamTable::make(tiny_model());
   const State state_ = random_state(table_.num_elements(), 3);
   const SaveId first_{.step = 1, .generation = 1};
-  std::string root_, folder_, tmp_;
+  const TempDir dir_;
+  const std::string folder_ = dir_ / "checkpoints";
+  const std::string tmp_ = path_join(folder_, ".tmp-step-00000001.g1");
 };
 
 TEST_F(RetentionTest, WhatIsKeptStaysAndIsNotMoved) {

@@ -24,6 +24,7 @@
 #include "checkpoint/store/hdf5_file.h"
 #include "checkpoint/store/verify.h"
 #include "tests/testing/llama.h"
+#include "tests/testing/temp_dir.h"
 #include "tests/unit/checkpoint/fixture.h"
 
 namespace remesh::store {
@@ -35,18 +36,6 @@ constexpr uint64_t kSeed = 77;
 
 class StoreTest : public testing::Test {
  protected:
-  void SetUp() override {
-    std::string name = testing::TempDir() + "remesh-store-XXXXXX";
-    ASSERT_NE(mkdtemp(name.data()), nullptr);
-    root_ = name;
-    folder_ = root_ + "/run/checkpoints";
-  }
-  void TearDown() override { std::filesystem::remove_all(root_); }
-
-  static std::string slurp(const std::string& path) {
-    std::ifstream in(path, std::ios::binary);
-    return {std::istreambuf_iterator<char>(in), {}};
-  }
   static void spill(const std::string& path, const std::string& bytes) {
     std::ofstream(path, std::ios::binary | std::ios::trunc) << bytes;
   }
@@ -54,7 +43,9 @@ class StoreTest : public testing::Test {
   std::unique_ptr<FileSystem> fs_ = posix_file_system();
   const ParamTable table_ = ParamTable::make(tiny_model());
   const State state_ = random_state(table_.num_elements(), kSeed);
-  std::string root_, folder_;
+  const TempDir dir_;
+  const std::string root_ = dir_.path();
+  const std::string folder_ = root_ + "/run/checkpoints";
 };
 
 TEST_F(StoreTest, LoadsBitExactUnderAnyOtherNumberOfRanks) {
@@ -144,8 +135,8 @@ TEST_F(StoreTest, SameStateGivesTheSameBytes) {
     ASSERT_TRUE(save(*fs_, root_ + folder, {1, 1}, table_, state_, 2).ok());
   for (const char* file :
        {"shard-00000.h5", "shard-00001.h5", "index.h5", "manifest.json"})
-    EXPECT_EQ(slurp(root_ + "/a/step-00000001/" + file),
-              slurp(root_ + "/b/step-00000001/" + file))
+    EXPECT_EQ(read_whole(root_ + "/a/step-00000001/" + file),
+              read_whole(root_ + "/b/step-00000001/" + file))
         << file;
 }
 
@@ -244,7 +235,7 @@ TEST_F(StoreTest, VerifyNamesTheDatasetAndItsRows) {
     const auto done = save(*fs_, folder_, id, table, state, 1, {}, how);
     ASSERT_TRUE(done.ok()) << done.status().to_string();
     const std::string path = done->path + "/shard-00000.h5";
-    const std::string good = slurp(path);
+    const std::string good = read_whole(path);
     // Within the embedding's first moment, far from other data. It has 3
     // million elements, 2000 bytes per row: this is about row 3000.
     std::string bad = good;
@@ -298,7 +289,7 @@ TEST_F(StoreTest, EveryKindOfDamageIsNamed) {
   for (const char* name :
        {"shard-00000.h5", "shard-00001.h5", "manifest.json"}) {
     const std::string path = path_join(done->path, name);
-    const std::string good = slurp(path);
+    const std::string good = read_whole(path);
     std::filesystem::remove(path);
     expect_damage(name, true);
     for (const size_t keep : {size_t{0}, good.size() / 2, good.size() - 1}) {
@@ -320,7 +311,7 @@ TEST_F(StoreTest, EveryKindOfDamageIsNamed) {
   EXPECT_TRUE(verify(*fs_, done->path).ok);
   // Damage to the index is reported, but does not prevent a restore.
   const std::string index = path_join(done->path, "index.h5");
-  spill(index, slurp(index).substr(1));
+  spill(index, read_whole(index).substr(1));
   EXPECT_FALSE(verify(*fs_, done->path).ok);
   State loaded;
   EXPECT_TRUE(load_whole(*fs_, done->path, table_, loaded).ok());
@@ -439,7 +430,7 @@ TEST_F(StoreTest, CommitKeepsAValidCheckpointAndReplacesADamagedOne) {
   EXPECT_TRUE(again->existed);
   EXPECT_EQ(again->manifest.generation(), 1);
   // A flipped byte that only a full read detects.
-  std::string bytes = slurp(first->path + "/shard-00001.h5");
+  std::string bytes = read_whole(first->path + "/shard-00001.h5");
   bytes[bytes.size() / 2] ^= 1;
   spill(first->path + "/shard-00001.h5", bytes);
   const auto mended = save(*fs_, folder_, {1, 3}, table_, state_, 3);
@@ -522,7 +513,7 @@ TEST_F(StoreTest, RetentionRemovesALinkAndKeepsWhatItLeadsTo) {
   EXPECT_EQ(fs_->list(folder_)->size(), 2u);
   for (int step = 1; step <= 3; ++step)
     EXPECT_TRUE(verify(*fs_, archive + "/" + manifest::step_name(step)).ok);
-  EXPECT_EQ(slurp(archive + "/old/file"), "kept");
+  EXPECT_EQ(read_whole(archive + "/old/file"), "kept");
 }
 
 // Without a commit that succeeds: it may need the room.

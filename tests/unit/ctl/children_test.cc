@@ -10,18 +10,13 @@
 #include <fstream>
 
 #include "coordinator/rundir/run_dir.h"
+#include "tests/testing/temp_dir.h"
 
 namespace remesh::ctl {
 namespace {
 
 class ChildrenTest : public ::testing::Test {
  protected:
-  void SetUp() override {
-    std::string pattern = ::testing::TempDir() + "/remesh-children-XXXXXX";
-    ASSERT_NE(mkdtemp(pattern.data()), nullptr);
-    dir_ = pattern;
-  }
-  void TearDown() override { std::filesystem::remove_all(dir_); }
   std::string log() const { return dir_ + "/log"; }
   // The number that a shell wrote into a file.
   int number_in(const std::string& name) const {
@@ -36,7 +31,8 @@ class ChildrenTest : public ::testing::Test {
     for (int i = 0; i < 6000 && rundir::process_alive(pid); ++i) usleep(10'000);
     return !rundir::process_alive(pid);
   }
-  std::string dir_;
+  const TempDir temp_;
+  const std::string dir_ = temp_.path();
 };
 
 TEST_F(ChildrenTest, ReportsHowChildrenEnded) {

@@ -1,52 +1,18 @@
-// A temporary folder for a test, and compression.
+// Compression, and the files of a folder.
 #pragma once
 
 #include <archive.h>
 #include <archive_entry.h>
 #include <gtest/gtest.h>
-#include <unistd.h>
 
 #include <algorithm>
-#include <cstdlib>
 #include <filesystem>
-#include <fstream>
-#include <sstream>
 #include <string>
 #include <vector>
 
+#include "tests/testing/temp_dir.h"
+
 namespace remesh::data {
-
-class TempDir {
- public:
-  TempDir() {
-    std::string name =
-        (std::filesystem::temp_directory_path() / "remesh_data.XXXXXX")
-            .string();
-    path_ = ::mkdtemp(name.data());
-  }
-  ~TempDir() { std::filesystem::remove_all(path_); }
-  TempDir(const TempDir&) = delete;
-  TempDir& operator=(const TempDir&) = delete;
-
-  std::string operator/(const std::string& name) const {
-    return (path_ / name).string();
-  }
-  // Writes a file and returns its path.
-  std::string write(const std::string& name, const std::string& text) const {
-    std::ofstream(path_ / name, std::ios::binary) << text;
-    return (path_ / name).string();
-  }
-
- private:
-  std::filesystem::path path_;
-};
-
-inline std::string read_all(const std::string& path) {
-  std::ifstream in(path, std::ios::binary);
-  std::stringstream text;
-  text << in.rdbuf();
-  return text.str();
-}
 
 // `filter`: gzip, xz, zstd or bzip2.
 inline std::string compressed(const std::string& text, const char* filter) {

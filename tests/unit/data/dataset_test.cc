@@ -70,7 +70,7 @@ class DatasetTest : public testing::Test {
   // Applies `change` to the bytes of a file of the data set.
   void damage(const std::string& name,
               const std::function<void(std::string&)>& change) {
-    std::string bytes = read_all(dir_ / ("out/" + name));
+    std::string bytes = read_whole(dir_ / ("out/" + name));
     change(bytes);
     dir_.write("out/" + name, bytes);
   }
@@ -217,7 +217,7 @@ TEST_F(DatasetTest, JsonLinesAreDocuments) {
   EXPECT_EQ(Dataset::open(dir_ / "out")->data_id(), lines->data_id());
   // As Common Crawl's are named.
   o.inputs = {
-      dir_.write("in.json.gz", compressed(read_all(o.inputs[0]), "gzip"))};
+      dir_.write("in.json.gz", compressed(read_whole(o.inputs[0]), "gzip"))};
   o.out_dir = dir_ / "json";
   make(o);
   EXPECT_EQ(Dataset::open(dir_ / "json")->data_id(), lines->data_id());
@@ -355,7 +355,7 @@ TEST_F(DatasetTest, ShardFilesOfAnotherSizeAreNamed) {
   o.shard_tokens = 7919;
   make(o);
   const auto problem = [&] {
-    const std::string json = read_all(dir_ / "out/dataset.json");
+    const std::string json = read_whole(dir_ / "out/dataset.json");
     return check_shard_files(o.out_dir, *parse_index(json, "index")).message();
   };
   EXPECT_EQ(problem(), "");
@@ -491,7 +491,7 @@ TEST_F(DatasetTest, ForeignFilesAreNeverTouched) {
             Code::kAlreadyExists);
   o.overwrite = true;
   make(o);
-  EXPECT_EQ(read_all(dir_ / "out/notes.txt"), "mine");
+  EXPECT_EQ(read_whole(dir_ / "out/notes.txt"), "mine");
 }
 
 TEST_F(DatasetTest, RemainsOfAKilledPrepareAreReplaced) {

@@ -10,7 +10,7 @@
 namespace remesh::data {
 namespace {
 
-std::string read_whole(const std::string& path, size_t portion, Status* why) {
+std::string read_text(const std::string& path, size_t portion, Status* why) {
   auto reader = TextReader::open(path);
   *why = reader.status();
   std::string text;
@@ -41,11 +41,11 @@ TEST(TextReader, PlainAndXzGiveTheSameTextInAnyPortions) {
     for (const size_t portion : {1, 7, 4096, 1 << 20}) {
       if (size * 10 / portion > 100'000) continue;
       Status why;
-      EXPECT_EQ(read_whole(dir / "a.txt", portion, &why), text);
+      EXPECT_EQ(read_text(dir / "a.txt", portion, &why), text);
       EXPECT_TRUE(why.ok());
-      EXPECT_EQ(read_whole(dir / "a.xz", portion, &why), text);
+      EXPECT_EQ(read_text(dir / "a.xz", portion, &why), text);
       EXPECT_TRUE(why.ok());
-      EXPECT_EQ(read_whole(dir / "two.xz", portion, &why), text + text);
+      EXPECT_EQ(read_text(dir / "two.xz", portion, &why), text + text);
     }
   }
 }
@@ -57,12 +57,12 @@ TEST(TextReader, AnEmptyTextMayBeCompressed) {
                        20);
   for (const std::string& bytes : {gz, xz("")}) {
     Status why;
-    EXPECT_EQ(read_whole(dir.write("empty.gz", bytes), 8, &why), "");
+    EXPECT_EQ(read_text(dir.write("empty.gz", bytes), 8, &why), "");
     EXPECT_TRUE(why.ok()) << why.to_string();
   }
   for (const size_t size : {10, 15, 19}) {
     Status why;
-    (void)read_whole(dir.write("cut.gz", gz.substr(0, size)), 8, &why);
+    (void)read_text(dir.write("cut.gz", gz.substr(0, size)), 8, &why);
     EXPECT_FALSE(why.ok()) << size;
   }
 }
@@ -71,23 +71,23 @@ TEST(TextReader, ATruncatedOrDamagedXzIsAnError) {
   const TempDir dir;
   const std::string good = xz(random_bytes(100'000, 1));
   Status why;
-  read_whole(dir.write("cut.xz", good.substr(0, good.size() / 2)), 4096, &why);
+  read_text(dir.write("cut.xz", good.substr(0, good.size() / 2)), 4096, &why);
   EXPECT_EQ(why.code(), Code::kCorrupt);
   std::string bad = good;
   bad[bad.size() / 2] = static_cast<char>(bad[bad.size() / 2] ^ 1);
-  read_whole(dir.write("bad.xz", bad), 4096, &why);
+  read_text(dir.write("bad.xz", bad), 4096, &why);
   EXPECT_EQ(why.code(), Code::kCorrupt);
-  read_whole(dir.write("tail.xz", good + "tail"), 4096, &why);
+  read_text(dir.write("tail.xz", good + "tail"), 4096, &why);
   EXPECT_EQ(why.code(), Code::kCorrupt);
-  read_whole(dir.write("not.xz", "plain text"), 4096, &why);
+  read_text(dir.write("not.xz", "plain text"), 4096, &why);
   EXPECT_EQ(
       why.message(),
       dir / "not.xz" + std::string(": named .xz, but not in that format"));
-  read_whole(dir / "none.txt", 4096, &why);
+  read_text(dir / "none.txt", 4096, &why);
   EXPECT_EQ(why.code(), Code::kNotFound);
   ASSERT_EQ(mkfifo((dir / "pipe").c_str(), 0600), 0);
   for (const char* name : {".", "pipe"}) {
-    read_whole(dir / name, 4096, &why);
+    read_text(dir / name, 4096, &why);
     EXPECT_NE(why.message().find("not a regular file"), std::string::npos)
         << why.to_string();
   }
@@ -99,15 +99,15 @@ TEST(TextReader, EveryDamageToGzipIsFound) {
   const std::string text = random_bytes(5'000, 2);
   const std::string one = compressed(text, "gzip"), two = one + one;
   Status why;
-  EXPECT_EQ(read_whole(dir.write("two.gz", two), 4096, &why), text + text);
+  EXPECT_EQ(read_text(dir.write("two.gz", two), 4096, &why), text + text);
   EXPECT_TRUE(why.ok()) << why.to_string();
   EXPECT_EQ(
-      read_whole(dir.write("pad.gz", one + std::string(512, '\0')), 1000, &why),
+      read_text(dir.write("pad.gz", one + std::string(512, '\0')), 1000, &why),
       text);
   EXPECT_TRUE(why.ok()) << why.to_string();
   std::mt19937_64 rng(3);
   const auto expect_found = [&](const std::string& bytes) {
-    read_whole(dir.write("bad.gz", bytes), 4096, &why);
+    read_text(dir.write("bad.gz", bytes), 4096, &why);
     EXPECT_EQ(why.code(), Code::kCorrupt) << why.to_string();
   };
   for (int i = 0; i < 60; ++i) {  // behind the time, flags and name
@@ -129,14 +129,14 @@ TEST(TextReader, WhatFollowsTheEndOfAStreamIsFound) {
   for (const char* filter : {"bzip2", "xz", "zstd"}) {
     const std::string one = compressed(text, filter);
     Status why;
-    EXPECT_EQ(read_whole(dir.write("two", one + one), 4096, &why), text + text)
+    EXPECT_EQ(read_text(dir.write("two", one + one), 4096, &why), text + text)
         << filter;
     EXPECT_TRUE(why.ok()) << filter << why.to_string();
     std::string second = one + one;
     second[one.size()] ^= 1;
     for (const std::string& bad :
          {second, one + "tail", one + one.substr(0, 10)}) {
-      read_whole(dir.write("bad", bad), 4096, &why);
+      read_text(dir.write("bad", bad), 4096, &why);
       EXPECT_EQ(why.code(), Code::kCorrupt) << filter << why.to_string();
     }
   }

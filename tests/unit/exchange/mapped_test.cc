@@ -9,13 +9,12 @@
 
 #include "checkpoint/memory/stream_copy.h"
 #include "proto/base/rng.h"
-#include "tests/unit/memory/shm_dir.h"
+#include "tests/testing/temp_dir.h"
 
 namespace remesh::exchange {
 namespace {
 
 using geometry::kNumStateVectors;
-using memory::ShmDir;
 using memory::StateInfo;
 using memory::StateSegment;
 

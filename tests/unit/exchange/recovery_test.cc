@@ -28,8 +28,8 @@
 #include "coordinator/core/state_choice.h"
 #include "tests/testing/local_comm.h"
 #include "tests/testing/seed.h"
+#include "tests/testing/temp_dir.h"
 #include "tests/unit/exchange/states.h"
-#include "tests/unit/memory/shm_dir.h"
 
 namespace remesh::exchange {
 namespace {
@@ -354,7 +354,7 @@ TEST(Recovery, NoFinishedStepIsLostWhateverIsKilled) {
   const uint32_t seed = test_seed();
   SCOPED_TRACE(seed);
   std::mt19937 random(seed);
-  const memory::ShmDir dir;
+  const ShmDir dir;
   const ParamTable table = ParamTable::make(geometry::random_config(random));
   void* page = mmap(nullptr, sizeof(Told), PROT_READ | PROT_WRITE,
                     MAP_SHARED | MAP_ANONYMOUS, -1, 0);

@@ -18,14 +18,13 @@
 #include "proto/base/check.h"
 #include "tests/testing/local_comm.h"
 #include "tests/testing/seed.h"
+#include "tests/testing/temp_dir.h"
 #include "tests/unit/exchange/wrapped_comm.h"
-#include "tests/unit/memory/shm_dir.h"
 
 namespace remesh::exchange {
 namespace {
 
 using geometry::kNumStateVectors;
-using memory::ShmDir;
 using memory::StateInfo;
 using memory::StateSegment;
 

@@ -9,7 +9,7 @@
 #include <nlohmann/json.hpp>
 
 #include "proto/base/process.h"
-#include "tests/unit/agent_shell/temp_dir.h"
+#include "tests/testing/temp_dir.h"
 #include "worker/agent/shell/rank_logs.h"
 
 namespace remesh::agent {

@@ -14,6 +14,7 @@
 
 #include "tests/testing/hooked_file_system.h"
 #include "tests/testing/seed.h"
+#include "tests/testing/temp_dir.h"
 
 namespace remesh::server {
 namespace {
@@ -22,14 +23,6 @@ namespace fs = std::filesystem;
 
 class JournalTest : public testing::Test {
  protected:
-  void SetUp() override {
-    std::string pattern = testing::TempDir() + "/remesh-journal-XXXXXX";
-    ASSERT_NE(mkdtemp(pattern.data()), nullptr);
-    dir_ = pattern;
-    path_ = dir_ + "/journal";
-  }
-  void TearDown() override { fs::remove_all(dir_); }
-
   static pb::Durable state(int64_t generation) {
     pb::Durable d;
     d.set_epoch(7);
@@ -42,8 +35,8 @@ class JournalTest : public testing::Test {
   }
 
   const std::unique_ptr<FileSystem> files_ = posix_file_system();
-  std::string dir_;
-  std::string path_;
+  const TempDir dir_;
+  const std::string path_ = dir_ / "journal";
 };
 
 TEST_F(JournalTest, GivesBackTheNewestState) {

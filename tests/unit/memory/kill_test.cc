@@ -16,7 +16,7 @@
 
 #include "checkpoint/memory/segment.h"
 #include "tests/testing/seed.h"
-#include "tests/unit/memory/shm_dir.h"
+#include "tests/testing/temp_dir.h"
 
 namespace remesh::memory {
 namespace {

@@ -12,7 +12,7 @@
 
 #include "checkpoint/memory/segment_directory.h"
 #include "tests/testing/seed.h"
-#include "tests/unit/memory/shm_dir.h"
+#include "tests/testing/temp_dir.h"
 
 namespace remesh::memory {
 namespace {

@@ -7,8 +7,8 @@
 
 #include "checkpoint/memory/segment.h"
 #include "parallel/geometry/sharding.h"
+#include "tests/testing/temp_dir.h"
 #include "tests/unit/huggingface/small_folder.h"
-#include "tests/unit/memory/shm_dir.h"
 
 namespace remesh::sample {
 namespace {
@@ -78,7 +78,7 @@ class WeightsTest : public ::testing::Test {
   }
 
   const ParamTable table_ = ParamTable::make(huggingface::small_model());
-  memory::ShmDir shm_;
+  ShmDir shm_;
 };
 
 TEST_F(WeightsTest, OfARunAreThoseOfTheNewestCompleteState) {

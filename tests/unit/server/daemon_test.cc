@@ -24,6 +24,7 @@
 #include "proto/wire/channel.h"
 #include "proto/wire/key_choice.h"
 #include "tests/testing/small_disk.h"
+#include "tests/testing/temp_dir.h"
 
 namespace remesh::server {
 namespace {
@@ -41,14 +42,8 @@ pb::Job test_job(const std::string& seed = "1") {
 
 class DaemonTest : public ::testing::Test {
  protected:
-  void SetUp() override {
-    std::string pattern = ::testing::TempDir() + "/remesh-daemon-XXXXXX";
-    ASSERT_NE(mkdtemp(pattern.data()), nullptr);
-    run_ = fs::canonical(pattern).string() + "/run";
-  }
   void TearDown() override {
     if (pid_ > 0) stop(SIGKILL);
-    fs::remove_all(fs::path(run_).parent_path());
   }
 
   void launch() {
@@ -124,7 +119,8 @@ class DaemonTest : public ::testing::Test {
     return reply;
   }
 
-  std::string run_;
+  const TempDir dir_;
+  const std::string run_ = dir_ / "run";
   int pid_ = 0;
   rundir::Endpoint endpoint_;
 };
@@ -369,27 +365,24 @@ TEST(ListenTest, ATakenFormerPortIsReplacedAndARequestedOneFails) {
 
 // Whoever opens the manifest waits, as on a file system that does not answer.
 TEST(ScannerTest, StalledStorageIsNamedAndDelaysNothing) {
-  std::string dir = ::testing::TempDir() + "/remesh-scan-XXXXXX";
-  ASSERT_NE(mkdtemp(dir.data()), nullptr);
-  const std::string manifest = dir + "/step-00000002/manifest.json";
+  const TempDir dir;
+  const std::string manifest = dir / "step-00000002/manifest.json";
   fs::create_directories(fs::path(manifest).parent_path());
   ASSERT_EQ(mkfifo(manifest.c_str(), 0600), 0);
-  auto scanner = std::make_unique<Scanner>(dir, /*run_id=*/0);
+  auto scanner = std::make_unique<Scanner>(dir.path(), /*run_id=*/0);
   EXPECT_FALSE(scanner->problem().has_value());
   scanner->request(0);
   while (!scanner->problem()) usleep(10'000);
-  EXPECT_EQ(scanner->problem()->text(), dir + ": the storage does not answer");
+  EXPECT_EQ(scanner->problem()->text(),
+            dir.path() + ": the storage does not answer");
   EXPECT_FALSE(scanner->take().has_value());
   scanner.reset();
   std::ofstream(manifest).close();  // lets the thread end
-  fs::remove_all(dir);
 }
 
 TEST(ScannerTest, AFolderThatCannotBeListedGivesNoAnswer) {
-  std::string dir = ::testing::TempDir() + "/remesh-scan-XXXXXX";
-  ASSERT_NE(mkdtemp(dir.data()), nullptr);
-  const std::string folder = dir + "/checkpoints";
-  std::ofstream(folder) << "a file";
+  const TempDir dir;
+  const std::string folder = dir.write("checkpoints", "a file");
   Scanner scanner(folder, /*run_id=*/0);
   scanner.request(0);
   const auto wait = [&](int ms) {
@@ -411,7 +404,6 @@ TEST(ScannerTest, AFolderThatCannotBeListedGivesNoAnswer) {
   }
   ASSERT_TRUE(scan.has_value());
   EXPECT_TRUE(scan->valid.empty());
-  fs::remove_all(dir);
 }
 
 }  // namespace

@@ -56,7 +56,7 @@ class InitFromTest : public ::testing::Test {
   }
 
   testing::TempDir temp_;
-  const std::string dir_ = fs::canonical(temp_.path());
+  const std::string dir_ = temp_.path();
   const std::string run_ = dir_ + "/run";
   std::unique_ptr<FileSystem> fs_ = posix_file_system();
 };

@@ -2,11 +2,11 @@
 #include "coordinator/server/run_files.h"
 
 #include <gtest/gtest.h>
-#include <stdlib.h>
 
 #include <filesystem>
 
 #include "proto/rundir/paths.h"
+#include "tests/testing/temp_dir.h"
 
 namespace remesh::server {
 namespace {
@@ -16,12 +16,9 @@ namespace fs = std::filesystem;
 class RunFilesTest : public ::testing::Test {
  protected:
   void SetUp() override {
-    run_ = ::testing::TempDir() + "/remesh-files-XXXXXX";
-    ASSERT_NE(mkdtemp(run_.data()), nullptr);
     log_ = Logger::open({.name = "test", .path = run_ + "/log"});
     open(older_);
   }
-  void TearDown() override { fs::remove_all(run_); }
 
   void open(RunFiles& files) {
     auto lock = rundir::RunLock::acquire(run_);
@@ -44,7 +41,8 @@ class RunFilesTest : public ::testing::Test {
     return d;
   }
 
-  std::string run_;
+  const TempDir dir_;
+  const std::string run_ = dir_.path();
   std::shared_ptr<Logger> log_;
   RunFiles older_, newer_;
 };

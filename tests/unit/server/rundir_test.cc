@@ -37,6 +37,7 @@
 #include "proto/rundir/run_id.h"
 #include "tests/testing/hooked_file_system.h"
 #include "tests/testing/seed.h"
+#include "tests/testing/temp_dir.h"
 
 namespace remesh::rundir {
 namespace {
@@ -45,13 +46,6 @@ namespace fs = std::filesystem;
 
 class RunDirTest : public testing::Test {
  protected:
-  void SetUp() override {
-    std::string pattern = testing::TempDir() + "/remesh-rundir-XXXXXX";
-    ASSERT_NE(mkdtemp(pattern.data()), nullptr);
-    dir_ = fs::canonical(pattern).string();
-  }
-  void TearDown() override { fs::remove_all(dir_); }
-
   static void put(const std::string& path, const std::string& text) {
     std::ofstream(path, std::ios::binary | std::ios::trunc) << text;
   }
@@ -69,7 +63,8 @@ class RunDirTest : public testing::Test {
     return parse_metrics_line(line).ok();
   }
 
-  std::string dir_;
+  const TempDir temp_;
+  const std::string dir_ = temp_.path();
 };
 
 TEST_F(RunDirTest, MetricsKeepEveryBitOfADouble) {

@@ -2,14 +2,11 @@
 
 #include <fmt/format.h>
 #include <gtest/gtest.h>
-#include <unistd.h>
 
-#include <cstdlib>
-#include <filesystem>
-#include <fstream>
 #include <string>
 #include <vector>
 
+#include "tests/testing/temp_dir.h"
 #include "tests/unit/tokenizer/encode.h"
 #include "tests/unit/tokenizer/small_models.h"
 #include "worker/tokenizer/tiktoken.h"
@@ -17,25 +14,6 @@
 
 namespace remesh::tokenizer {
 namespace {
-
-class Folder {
- public:
-  Folder() {
-    std::string name =
-        (std::filesystem::temp_directory_path() / "remesh_tok.XXXXXX").string();
-    path_ = ::mkdtemp(name.data());
-  }
-  ~Folder() { std::filesystem::remove_all(path_); }
-  Folder(const Folder&) = delete;
-  Folder& operator=(const Folder&) = delete;
-  std::string write(const std::string& name, const std::string& text) const {
-    std::ofstream(path_ + "/" + name, std::ios::binary) << text;
-    return path_ + "/" + name;
-  }
-
- private:
-  std::string path_;
-};
 
 TEST(Tokenizer, BytesRoundTrip) {
   const auto t = open_tokenizer("bytes");
@@ -141,7 +119,7 @@ TEST(Tiktoken, InvalidFilesAreRefused) {
 }
 
 TEST(OpenTokenizer, TellsFormatsByTheirContents) {
-  const Folder dir;
+  const TempDir dir;
   const auto json = open_tokenizer(dir.write("a", sentencepiece_like().dump()));
   ASSERT_TRUE(json.ok()) << json.status().to_string();
   EXPECT_EQ((*json)->end_of_text(), 2);

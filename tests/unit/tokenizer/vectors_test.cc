@@ -9,17 +9,11 @@
 #include <string>
 #include <vector>
 
+#include "tests/testing/temp_dir.h"
 #include "worker/tokenizer/tokenizer.h"
 
 namespace remesh::tokenizer {
 namespace {
-
-std::string read_all(const std::string& path) {
-  std::ifstream in(path, std::ios::binary);
-  std::stringstream text;
-  text << in.rdbuf();
-  return text.str();
-}
 
 // The path of a vocabulary; "" if it is not on this machine.
 std::string vocabulary(const std::string& name) {
@@ -31,7 +25,7 @@ std::string vocabulary(const std::string& name) {
 
 std::vector<std::string> texts() {
   const std::string mark = "\n__ggml_vocab_test__\n";
-  std::string rest = read_all("tests/unit/tokenizer/data/texts.inp");
+  std::string rest = read_whole("tests/unit/tokenizer/data/texts.inp");
   std::vector<std::string> texts;
   for (size_t at = rest.find(mark); at != std::string::npos;
        at = rest.find(mark)) {

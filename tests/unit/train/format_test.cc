@@ -16,8 +16,8 @@
 #include "tests/testing/llama.h"
 #include "tests/testing/process.h"
 #include "tests/testing/seed.h"
+#include "tests/testing/temp_dir.h"
 #include "tests/unit/exchange/states.h"
-#include "tests/unit/memory/shm_dir.h"
 #include "worker/train/digest.h"
 
 namespace remesh::train {
@@ -82,7 +82,7 @@ std::string save(const Case& c, int64_t step, const std::string& folder,
 // before, and a replica of rank 0's. The last rank is a step ahead, unless it
 // holds everything.
 std::vector<std::string> commit(const Case& c, int64_t step,
-                                const memory::ShmDir& dir) {
+                                const ShmDir& dir) {
   const int world = c.sharding.layout.world();
   std::vector<std::string> paths;
   for (int file = 0; file <= world; ++file) {
@@ -126,7 +126,7 @@ std::vector<std::string> commit(const Case& c, int64_t step,
 void expect_read(const Case& c) {
   constexpr int64_t kStep = 12;
   const testing::TempDir folder;
-  const memory::ShmDir dir;
+  const ShmDir dir;
   const std::string checkpoint = save(
       c, kStep, folder.path(),
       c.salt % 2 == 0 ? store::Compression::kNone : store::Compression::kZlib);

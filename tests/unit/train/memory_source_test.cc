@@ -274,7 +274,7 @@ TEST_F(MemoryTest, ASmallerMeshNeedsNoRoomForTheOldStatesBesideItsOwn) {
   for (const auto& f : memory::list_segments(worker_folder("b"), kStateJob))
     taken += f.bytes;
   std::filesystem::remove_all(dir_ + "/checkpoints");
-  std::filesystem::remove_all(shm_);
+  std::filesystem::remove_all(shm_.path());
   const testing::SmallDisk small(worker_folder("b"),
                                  static_cast<int64_t>(taken + taken / 8));
   if (!small.mounted()) GTEST_SKIP() << "needs mount";
@@ -302,7 +302,7 @@ TEST_F(MemoryTest, TheRanksOfAHostShareTheRoomForANewMesh) {
   for (const auto& f : memory::list_segments(worker_folder("a"), kStateJob))
     taken += f.bytes;
   std::filesystem::remove_all(dir_ + "/checkpoints");
-  std::filesystem::remove_all(shm_);
+  std::filesystem::remove_all(shm_.path());
   const testing::SmallDisk small(worker_folder("a"),
                                  static_cast<int64_t>(taken + taken / 8));
   if (!small.mounted()) GTEST_SKIP() << "needs mount";
@@ -356,7 +356,7 @@ TEST_F(MemoryTest, OnTheSameMeshLossesAreBitIdentical) {
   const auto want = recent_losses(checkpoint(8));
   ASSERT_EQ(want.size(), 8U);
   std::filesystem::remove_all(dir_ + "/checkpoints");
-  std::filesystem::remove_all(shm_);
+  std::filesystem::remove_all(shm_.path());
   pb::RankSpec s = spec(job(3), 2);
   ASSERT_EQ(run_mpi(on_workers(s, {"a", "b"})), 0) << output();
   // With the worker's own state, and with the replica of a lost worker.

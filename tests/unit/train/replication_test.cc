@@ -10,8 +10,8 @@
 
 #include "proto/base/check.h"
 #include "tests/testing/local_comm.h"
+#include "tests/testing/temp_dir.h"
 #include "tests/unit/exchange/wrapped_comm.h"
-#include "tests/unit/memory/shm_dir.h"
 
 namespace remesh::train {
 namespace {
@@ -81,7 +81,7 @@ class ReplicationTest : public ::testing::Test {
     return out;
   }
 
-  const memory::ShmDir dir_;
+  const ShmDir dir_;
   const geometry::ParamTable table_ =
       geometry::ParamTable::make({.dim = 8,
                                   .n_layers = 2,

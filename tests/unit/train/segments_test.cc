@@ -8,7 +8,7 @@
 #include <string>
 
 #include "checkpoint/memory/segment_directory.h"
-#include "tests/unit/memory/shm_dir.h"
+#include "tests/testing/temp_dir.h"
 
 namespace remesh::train {
 namespace {
@@ -18,7 +18,7 @@ using memory::StateSegment;
 constexpr uint64_t kJob = 0x1234;
 
 TEST(Segments, TakesTheSmallestFreeOneOfAboutTheSize) {
-  const memory::ShmDir dir;
+  const ShmDir dir;
   int number = 0;
   for (const int64_t elements : {1000, 60000, 40000, 50000}) {
     const auto made = StateSegment::create(

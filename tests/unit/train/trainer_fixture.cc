@@ -129,10 +129,6 @@ int RankProcess::wait() {
 }
 
 void TrainerTest::SetUp() {
-  std::string pattern =
-      (std::filesystem::temp_directory_path() / "remesh-train-XXXXXX").string();
-  ASSERT_NE(mkdtemp(pattern.data()), nullptr);
-  dir_ = pattern;
   // Open MPI puts its files where the test cleans up.
   const char* tmpdir = std::getenv("TMPDIR");
   old_tmpdir_ = tmpdir != nullptr ? tmpdir : "";
@@ -153,7 +149,6 @@ void TrainerTest::TearDown() {
   unsetenv("OMPI_MCA_btl_vader_backing_directory");
   // The helper process of a standalone rank also cleans up there, a bit later.
   std::error_code error;
-  if (!shm_.empty()) std::filesystem::remove_all(shm_, error);
   for (int tries = 0; tries < 1000; ++tries) {
     std::filesystem::remove_all(dir_, error);
     if (!error && !std::filesystem::exists(dir_, error)) return;
@@ -269,12 +264,7 @@ int TrainerTest::run_mpi(const std::vector<pb::RankSpec>& specs) {
 }
 
 std::string TrainerTest::worker_folder(const std::string& worker) {
-  if (shm_.empty()) {
-    std::string pattern = "/dev/shm/remesh-train-test-XXXXXX";
-    EXPECT_NE(mkdtemp(pattern.data()), nullptr);
-    shm_ = pattern;
-  }
-  std::string folder = shm_ + "/" + worker;
+  std::string folder = shm_ / worker;
   std::filesystem::create_directories(folder);
   return folder;
 }

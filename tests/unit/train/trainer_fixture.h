@@ -12,6 +12,7 @@
 #include <vector>
 
 #include "proto/control.pb.h"
+#include "tests/testing/temp_dir.h"
 #include "worker/board/board.h"
 
 namespace remesh::train {
@@ -83,8 +84,9 @@ class TrainerTest : public ::testing::Test {
   // The newest step of `spec`'s model of which they have the complete state.
   void from_memory(pb::RankSpec& spec, const std::vector<std::string>& workers);
 
-  std::string dir_;
-  std::string shm_;  // folder of the workers' folders, once there are any
+  const TempDir temp_;
+  const std::string dir_ = temp_.path();
+  const ShmDir shm_;  // folder of the workers' folders
   std::string old_tmpdir_;
   int number_ = 0;
 };
