@@ -54,14 +54,10 @@ std::vector<Ranking> rankings(const std::vector<Scored>& scored) {
   std::map<std::string, std::vector<const Scored*>> groups;
   for (const Scored& s : scored) {
     const Row& r = *s.row;
-    const geometry::ModelConfig& c = r.shape.model;
-    std::string name = r.model;
-    if (r.single_node_vtrain)
-      name += " h" + std::to_string(c.dim) + " L" + std::to_string(c.n_layers);
-    name += " x" + std::to_string(r.world) + " batch " +
-            std::to_string(r.global_batch) + " seq " +
-            std::to_string(r.shape.T) +
-            (r.run.precision == planner::Precision::kFp8 ? " fp8" : "");
+    const std::string name =
+        r.model + " x" + std::to_string(r.world) + " batch " +
+        std::to_string(r.global_batch) + " seq " + std::to_string(r.shape.T) +
+        (r.run.precision == planner::Precision::kFp8 ? " fp8" : "");
     groups[r.source + "|" + r.device + "|" + name].push_back(&s);
   }
   std::vector<Ranking> out;

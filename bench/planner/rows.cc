@@ -15,7 +15,6 @@
 namespace remesh::bench {
 namespace {
 
-using geometry::Recompute;
 using planner::Precision;
 
 // Columns that must be there; a value may be empty unless it is in kRequired.
@@ -31,17 +30,6 @@ constexpr const char* kColumns[] = {"source",      "where_in_source",
                                     "micro_batch", "global_batch",
                                     "recompute",   "dtype",
                                     "verified",    "tokens_per_s_per_gpu"};
-constexpr const char* kVtrain[] = {"# GPUs",
-                                   "global batch",
-                                   "micro batch",
-                                   "hidden size",
-                                   "attention heads",
-                                   "# layers",
-                                   "sequence length",
-                                   "tensor parallelism",
-                                   "data parallelism",
-                                   "pipeline parallelism",
-                                   "iteration time (ms)"};
 
 constexpr int64_t kMostRanks = 1 << 20;
 constexpr size_t kMostText = 256;  // of a field that is matched or shown
@@ -259,7 +247,7 @@ void read_layout(Fields* f, Row* row) {
     f->fail("micro_batch", "at most global_batch");
 }
 
-Result<Row> read_throughput(Fields f, int line) {
+Result<Row> read_row(Fields f, int line) {
   Row row{.line = line, .source = f.text("source"), .model = f.text("model")};
   read_device(&f, &row);
   read_model(&f, &row);
@@ -289,52 +277,9 @@ Result<Row> read_throughput(Fields f, int line) {
   if (row.layout.pp <= 1) row.shape.chunks = 1;
   if (row.shape.chunks > 1)
     row.shape.schedule = geometry::ScheduleKind::kInterleaved1F1B;
-  row.multi_node_vtrain = row.source.find("vTrain") != std::string::npos;
-  return row;
-}
-
-Result<Row> read_vtrain(Fields f, int line) {
-  Row row{.line = line, .source = "vTrain single node", .model = "GPT"};
-  row.single_node_vtrain = true;
-  row.device = "A100";
-  row.memory_gb = 80;
-  const auto whole = [&](const char* column) {
-    return f.integer(column, -1, 1);
-  };
-  geometry::ModelConfig& c = row.shape.model;
-  c = {.dim = whole("hidden size"),
-       .n_layers = whole("# layers"),
-       .n_heads = whole("attention heads"),
-       .vocab_size = 51200};
-  c.n_kv_heads = c.n_heads;
-  c.hidden_dim = 4 * c.dim;
-  row.world = f.degree("# GPUs", -1);
-  row.shape.T = whole("sequence length");
-  row.shape.B = whole("micro batch");
-  row.global_batch = whole("global batch");
-  row.layout.tp = f.degree("tensor parallelism", -1);
-  row.layout.dp = f.degree("data parallelism", -1);
-  row.layout.pp = f.degree("pipeline parallelism", -1);
-  const double ms = f.number("iteration time (ms)", -1, 1e-6, 1e12);
-  RETURN_IF_ERROR(f.problem());
-  if (ranks_of(row.layout) != row.world)
-    f.fail("# GPUs", fmt::format("the product of the parallelisms, at most {}",
-                                 kMostRanks));
-  f.check(c.validate());
-  RETURN_IF_ERROR(f.problem());
-  if (c.n_heads % row.layout.tp != 0)
-    f.fail("tensor parallelism", "a divisor of the attention heads");
-  if (row.layout.pp > c.n_layers)
-    f.fail("pipeline parallelism", "at most the layers");
-  if (row.global_batch % (row.layout.dp * row.shape.B) != 0)
-    f.fail("micro batch", "a divisor of the global batch on each data rank");
-  RETURN_IF_ERROR(f.problem());
-  c.arch = "gpt";
-  row.run = execution_of("", row, "fp16");
-  // As in their runs on several nodes: without it no constants explain these.
-  row.shape.recompute = Recompute::kFull;
-  row.tokens_per_s = static_cast<double>(row.global_batch * row.shape.T) /
-                     (ms / 1e3) / row.world;
+  row.single_node_vtrain = row.source == "vTrain single node";
+  row.multi_node_vtrain =
+      !row.single_node_vtrain && row.source.find("vTrain") != std::string::npos;
   return row;
 }
 
@@ -351,17 +296,13 @@ Result<std::vector<Row>> parse_rows(const std::string& text,
   std::map<std::string, size_t> columns;
   const std::vector<std::string> header = split(line);
   for (size_t i = 0; i < header.size(); ++i) columns.emplace(header[i], i);
-  const bool vtrain = columns.contains(kVtrain[0]);
   std::vector<std::string> missing, repeated;
   const auto need = [&](const char* column) {
     const auto n = std::count(header.begin(), header.end(), column);
     if (n == 0) missing.emplace_back(column);
     if (n > 1) repeated.emplace_back(column);
   };
-  if (vtrain)
-    for (const char* c : kVtrain) need(c);
-  else
-    for (const char* c : kColumns) need(c);
+  for (const char* c : kColumns) need(c);
   if (!missing.empty())
     return invalid_argument(
         fmt::format("{}: missing columns: {}", name, join(missing)));
@@ -377,12 +318,10 @@ Result<std::vector<Row>> parse_rows(const std::string& text,
       return invalid_argument(fmt::format("{}: {} fields, the header has {}",
                                           where, values.size(), header.size()));
     Fields fields(columns, std::move(values), where);
-    if (!vtrain && (fields.text("verified") == "memory" ||
-                    fields.text("tokens_per_s_per_gpu").empty()))
+    if (fields.text("verified") == "memory" ||
+        fields.text("tokens_per_s_per_gpu").empty())
       continue;
-    ASSIGN_OR_RETURN(Row row, vtrain
-                                  ? read_vtrain(std::move(fields), number)
-                                  : read_throughput(std::move(fields), number));
+    ASSIGN_OR_RETURN(Row row, read_row(std::move(fields), number));
     rows.push_back(std::move(row));
   }
   if (rows.empty()) return invalid_argument(name + ": no row to compare with");

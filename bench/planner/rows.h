@@ -1,10 +1,7 @@
 // Measured training runs as rows of a CSV file: what was trained, on what, and
-// how fast. Two forms are read:
-//
-//   throughput  a header with the columns of kColumns, in any order; others are
-//               ignored. `tokens_per_s_per_gpu` is the measurement; rows
-//               without it and rows with verified=memory are skipped.
-//   vTrain      '# GPUs,global batch,...,iteration time (ms)': GPT in one node
+// how fast. The header has the columns of kColumns, in any order; others are
+// ignored. `tokens_per_s_per_gpu` is the measurement; rows without it and rows
+// with verified=memory are skipped.
 //
 // What a row does not say follows from what it says, by the same rules for all
 // rows (execution_of() in rows.cc).

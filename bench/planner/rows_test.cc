@@ -154,22 +154,6 @@ TEST(Rows, AMicroBatchIsPartOfTheBatch) {
   EXPECT_EQ(problem(",2,256,", ",2,,"), "");
 }
 
-TEST(Rows, TheParallelismsOfVtrainMustExist) {
-  const std::string text =
-      "# GPUs,global batch,micro batch,hidden size,attention heads,# layers,"
-      "sequence length,tensor parallelism,data parallelism,"
-      "pipeline parallelism,iteration time (ms)\n"
-      "8,16,1,1024,16,24,2048,2,2,2,100\n";
-  EXPECT_EQ(problem(",2,2,2,", ",2,2,2,", text), "");
-  // The product, 2^32 + 8, has 8 as its lower half.
-  EXPECT_EQ(problem(",2,2,2,", ",8,536870913,1,", text),
-            "x.csv:2: data parallelism = '536870913': must be a number from 1 "
-            "to 1048576");
-  EXPECT_EQ(problem(",2,2,2,", ",65536,65536,1,", text),
-            "x.csv:2: # GPUs = '8': must be the product of the parallelisms, "
-            "at most 1048576");
-}
-
 TEST(Rows, AnUnknownDeviceIsAnErrorThatListsThoseKnown) {
   const auto clusters = read_clusters("deploy/clusters");
   ASSERT_TRUE(clusters.ok());
