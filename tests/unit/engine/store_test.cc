@@ -34,13 +34,13 @@ float value(int rank, int64_t e, int microbatch) {
 // before somebody waits for it.
 class CountingComm final : public exchange::WrappedComm {
  public:
-  using WrappedComm::WrappedComm;
-  RequestPtr start_all_reduce(std::span<float> d, Op op) override {
-    return counted(inner_.start_all_reduce(d, op));
+  explicit CountingComm(comm::Comm& inner) : ObservedComm(inner, {}) {}
+  comm::RequestPtr start_all_reduce(std::span<float> d, comm::Op op) override {
+    return counted(inner().start_all_reduce(d, op));
   }
-  RequestPtr start_reduce_scatter(std::span<const float> all,
-                                  std::span<float> mine) override {
-    return counted(inner_.start_reduce_scatter(all, mine));
+  comm::RequestPtr start_reduce_scatter(std::span<const float> all,
+                                        std::span<float> mine) override {
+    return counted(inner().start_reduce_scatter(all, mine));
   }
   int started() const { return started_; }
   int most() const { return most_; }
@@ -48,16 +48,17 @@ class CountingComm final : public exchange::WrappedComm {
  private:
   class Counted final : public comm::Request {
    public:
-    Counted(RequestPtr inner, int& now) : inner_(std::move(inner)), now_(now) {}
+    Counted(comm::RequestPtr inner, int& now)
+        : inner_(std::move(inner)), now_(now) {}
     ~Counted() override { --now_; }
     void wait() override { inner_->wait(); }
     bool test() override { return false; }
 
    private:
-    RequestPtr inner_;
+    comm::RequestPtr inner_;
     int& now_;
   };
-  RequestPtr counted(RequestPtr inner) {
+  comm::RequestPtr counted(comm::RequestPtr inner) {
     ++started_;
     most_ = std::max(most_, ++now_);
     return std::make_unique<Counted>(std::move(inner), now_);

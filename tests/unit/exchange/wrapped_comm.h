@@ -3,85 +3,40 @@
 
 #include <algorithm>
 #include <cstddef>
-#include <memory>
 #include <span>
 #include <utility>
 #include <vector>
 
-#include "parallel/comm/comm.h"
+#include "worker/trace/observed_comm.h"
 
 namespace remesh::exchange {
 
-class WrappedComm : public comm::Comm {
- public:
-  using Op = comm::Op;
-  using RequestPtr = comm::RequestPtr;
-  explicit WrappedComm(comm::Comm& inner) : inner_(inner) {}
-  int rank() const override { return inner_.rank(); }
-  int size() const override { return inner_.size(); }
-  void barrier() override { inner_.barrier(); }
-  void broadcast(std::span<std::byte> d, int root) override {
-    inner_.broadcast(d, root);
-  }
-  void all_reduce(std::span<float> d, Op op) override {
-    inner_.all_reduce(d, op);
-  }
-  void all_reduce(std::span<double> d, Op op) override {
-    inner_.all_reduce(d, op);
-  }
-  void all_reduce(std::span<int64_t> d, Op op) override {
-    inner_.all_reduce(d, op);
-  }
-  void all_gather(std::span<const std::byte> m,
-                  std::span<std::byte> a) override {
-    inner_.all_gather(m, a);
-  }
-  void reduce_scatter(std::span<const float> a, std::span<float> m) override {
-    inner_.reduce_scatter(a, m);
-  }
-  void send(std::span<const std::byte> d, int to, int tag) override {
-    start_send(d, to, tag)->wait();
-  }
-  void recv(std::span<std::byte> d, int from, int tag) override {
-    start_recv(d, from, tag)->wait();
-  }
-  RequestPtr start_all_reduce(std::span<float> d, Op op) override {
-    return inner_.start_all_reduce(d, op);
-  }
-  RequestPtr start_all_gather(std::span<const std::byte> m,
-                              std::span<std::byte> a) override {
-    return inner_.start_all_gather(m, a);
-  }
-  RequestPtr start_reduce_scatter(std::span<const float> a,
-                                  std::span<float> m) override {
-    return inner_.start_reduce_scatter(a, m);
-  }
-  RequestPtr start_send(std::span<const std::byte> d, int to,
-                        int tag) override {
-    return inner_.start_send(d, to, tag);
-  }
-  RequestPtr start_recv(std::span<std::byte> d, int from, int tag) override {
-    return inner_.start_recv(d, from, tag);
-  }
-  std::unique_ptr<comm::Comm> split(int color, int key) override {
-    return inner_.split(color, key);
-  }
-
- protected:
-  comm::Comm& inner_;
+// The observer of a comm that is not observed.
+struct Deaf {
+  struct Started {
+    int waiting() const { return 0; }
+    void done() const {}
+  };
+  bool listens() const { return false; }
+  int blocking(const trace::CommOp& /*op*/) const { return 0; }
+  Started started(const trace::CommOp& /*op*/) const { return {}; }
 };
+using WrappedComm = trace::ObservedComm<Deaf>;
 
 // Flips a bit in the number-th message sent.
 class FlippingComm final : public WrappedComm {
  public:
   FlippingComm(comm::Comm& inner, int number)
-      : WrappedComm(inner), number_(number) {}
-  RequestPtr start_send(std::span<const std::byte> d, int to,
-                        int tag) override {
-    if (sent_++ != number_) return inner_.start_send(d, to, tag);
+      : ObservedComm(inner, {}), number_(number) {}
+  void send(std::span<const std::byte> d, int to, int tag) override {
+    start_send(d, to, tag)->wait();
+  }
+  comm::RequestPtr start_send(std::span<const std::byte> d, int to,
+                              int tag) override {
+    if (sent_++ != number_) return inner().start_send(d, to, tag);
     copy_.assign(d.begin(), d.end());
     copy_[std::min<size_t>(copy_.size() / 2, 40)] ^= std::byte{4};
-    return inner_.start_send(copy_, to, tag);
+    return inner().start_send(copy_, to, tag);
   }
 
  private:
