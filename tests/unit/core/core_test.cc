@@ -13,109 +13,12 @@
 #include "proto/base/exit_code.h"
 #include "tests/testing/seed.h"
 #include "tests/unit/core/builders.h"
+#include "tests/unit/core/one_worker.h"
 
 namespace remesh::core {
 namespace {
 
 uint64_t fresh_seed() { return test_seed(); }
-
-// One worker "a" with one slot, told and heard by hand.
-class OneWorker {
- public:
-  explicit OneWorker(int64_t max_same = 1000, int64_t max_failures = 1000) {
-    Options o;
-    o.job.mutable_train()->set_steps(1000);
-    o.job.mutable_train()->set_global_batch_size(4);
-    o.job.mutable_train()->set_local_batch_size(1);
-    o.job.mutable_train()->set_max_skipped_steps(2);
-    o.job.mutable_elastic()->set_join_window_ms(0);
-    o.job.mutable_elastic()->set_dead_after_ms(1'000'000);
-    o.job.mutable_elastic()->set_max_same_failures(max_same);
-    o.job.mutable_elastic()->set_max_failures_without_progress(max_failures);
-    options_ = o;
-    core_.emplace(std::move(o));
-    take(core_->start(now_));
-  }
-  // The coordinator, from its journal and this last finished step.
-  void restart(int64_t last_finished) {
-    Options o = options_;
-    o.last_finished_step = last_finished;
-    o.restored = core_->durable();
-    core_.emplace(std::move(o));
-    take(core_->start(now_));
-    report(pb::Report::QUIESCED);
-  }
-  void stop() {
-    pb::Command c;
-    c.set_kind(pb::Command::STOP);
-    c.set_discard(true);
-    take(core_->on(CommandReceived{1, c}, now_));
-  }
-  void be_absent(int64_t ms) { now_ += ms; }
-
-  // Reports that state; at most one rank, as given, and metrics of this loss
-  // for its step.
-  void report(pb::Report::State state,
-              std::optional<pb::RankStatus> rank = std::nullopt,
-              const std::string& worker = "a", double loss = 0) {
-    pb::Report r;
-    r.set_worker(worker);
-    r.set_incarnation(1);
-    r.set_seq(++seq_);
-    r.set_host("h");
-    r.set_slots(1);
-    r.set_cores(1);
-    r.set_generation(core_->durable().generation());
-    r.set_state(state);
-    if (rank) *r.add_ranks() = *rank;
-    if (loss > 0) {
-      pb::StepMetrics* m = r.add_metrics();
-      m->set_generation(r.generation());
-      m->set_step(rank->committed_step());
-      m->set_loss(loss);
-    }
-    take(core_->on(ReportReceived{r}, now_));
-  }
-  void pass(int64_t ms) {
-    for (const int64_t until = now_ + ms; now_ < until;) {
-      now_ += 50;
-      take(core_->on(Tick{}, now_));
-    }
-  }
-  // From waiting to running, with this scan.
-  void run(const CheckpointsScanned& scan) {
-    report(pb::Report::IDLE);
-    take(core_->on(scan, now_));
-    if (phase() != pb::Durable::PREPARING) return;
-    report(pb::Report::PREPARED);
-  }
-  void fail(int exit_code = 1, int64_t step = 0) {
-    pb::RankStatus s;
-    s.set_rank(0);
-    s.set_step(step);
-    s.set_exited(true);
-    s.set_exit_code(exit_code);
-    report(pb::Report::RUNNING, s);
-    report(pb::Report::QUIESCED, s);
-  }
-  void take(std::vector<Action> actions) {
-    if (!all_of<ScanCheckpoints>(actions).empty()) scan_asked_ms = now_;
-    last = std::move(actions);
-  }
-  pb::Durable::Phase phase() const { return core_->durable().phase(); }
-  const pb::Durable& durable() const { return core_->durable(); }
-  int64_t now() const { return now_; }
-  bool ended() const { return core_->ended(); }
-
-  int64_t scan_asked_ms = -1;
-  std::vector<Action> last;
-
- private:
-  Options options_;
-  std::optional<Coordinator> core_;
-  int64_t now_ = 0;
-  uint64_t seq_ = 0;
-};
 
 TEST(JoinWindow, WorkersThatKeepJoiningDelayTheStartForTenWindows) {
   Options o;
