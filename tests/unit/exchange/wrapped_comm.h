@@ -49,28 +49,29 @@ class FlippingComm final : public WrappedComm {
 class DeadLinkComm final : public WrappedComm {
  public:
   DeadLinkComm(comm::Comm& inner, int looks, int* messages)
-      : WrappedComm(inner), looks_(looks), messages_(messages) {}
-  RequestPtr start_send(std::span<const std::byte> d, int to,
-                        int tag) override {
-    return over_link(inner_.start_send(d, to, tag));
+      : ObservedComm(inner, {}), looks_(looks), messages_(messages) {}
+  comm::RequestPtr start_send(std::span<const std::byte> d, int to,
+                              int tag) override {
+    return over_link(inner().start_send(d, to, tag));
   }
-  RequestPtr start_recv(std::span<std::byte> d, int from, int tag) override {
-    return over_link(inner_.start_recv(d, from, tag));
+  comm::RequestPtr start_recv(std::span<std::byte> d, int from,
+                              int tag) override {
+    return over_link(inner().start_recv(d, from, tag));
   }
 
  private:
   class Request final : public comm::Request {
    public:
-    Request(RequestPtr inner, int* looks)
+    Request(comm::RequestPtr inner, int* looks)
         : inner_(std::move(inner)), looks_(looks) {}
     void wait() override { inner_->wait(); }
     bool test() override { return --*looks_ < 0 && inner_->test(); }
 
    private:
-    const RequestPtr inner_;
+    const comm::RequestPtr inner_;
     int* const looks_;
   };
-  RequestPtr over_link(RequestPtr inner) {
+  comm::RequestPtr over_link(comm::RequestPtr inner) {
     ++*messages_;
     return std::make_unique<Request>(std::move(inner), &looks_);
   }

@@ -19,9 +19,9 @@ namespace {
 // What a rank sends in its groups is damaged once, in the first piece.
 class DamagingWorld final : public exchange::WrappedComm {
  public:
-  using WrappedComm::WrappedComm;
+  explicit DamagingWorld(comm::Comm& inner) : ObservedComm(inner, {}) {}
   std::unique_ptr<comm::Comm> split(int color, int key) override {
-    group_ = inner_.split(color, key);
+    group_ = inner().split(color, key);
     return std::make_unique<exchange::FlippingComm>(*group_, /*number=*/1);
   }
 
