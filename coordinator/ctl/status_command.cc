@@ -14,6 +14,7 @@
 #include "coordinator/rundir/lines.h"
 #include "coordinator/rundir/run_dir.h"
 #include "proto/base/clock.h"
+#include "proto/data/index.h"
 
 namespace remesh::ctl {
 namespace {
@@ -77,6 +78,19 @@ int status(StatusOptions o) {
   return code;
 }
 
+// The names of the members of a run's data set that have held-out text, in
+// their order; none if it is no mixture or cannot be read.
+std::vector<std::string> validated_members(const std::string& run) {
+  std::vector<std::string> out;
+  const auto job = rundir::job_of_run(*posix_file_system(), run);
+  if (!job.ok()) return out;
+  const auto index = data::read_index(job->data().path());
+  if (!index.ok()) return out;
+  for (const data::MemberEntry& m : index->members)
+    if (m.val_tokens > job->train().seq_len()) out.push_back(m.name);
+  return out;
+}
+
 }  // namespace
 
 pb::JobStatus status_of_files(const std::string& run) {
@@ -126,7 +140,7 @@ RunFacts facts_of_run(const pb::JobStatus& s) {
       facts_of(rundir::recent_metrics(s.run_dir()),
                events_of(rundir::read_lines(rundir::events_path(s.run_dir()))),
                s.steps(), unix_seconds());
-  facts.members = rundir::validated_members(s.run_dir());
+  facts.members = validated_members(s.run_dir());
   return facts;
 }
 

@@ -490,15 +490,4 @@ std::string data_id_of(const pb::Job& job) {
   return index.ok() ? index->data_id : "";
 }
 
-std::vector<std::string> validated_members(const std::string& run) {
-  std::vector<std::string> out;
-  const auto job = job_of_run(*posix_file_system(), run);
-  if (!job.ok()) return out;
-  const auto index = data::read_index(job->data().path());
-  if (!index.ok()) return out;
-  for (const data::MemberEntry& m : index->members)
-    if (m.val_tokens > job->train().seq_len()) out.push_back(m.name);
-  return out;
-}
-
 }  // namespace remesh::rundir

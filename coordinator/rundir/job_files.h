@@ -102,10 +102,6 @@ Result<JobChange> check_job(FileSystem& fs, const Continuation& with,
 Status write_job(FileSystem& fs, const pb::Job& job, const std::string& run,
                  uint64_t run_id = 0);
 
-// The names of the members of a run's data set that have held-out text, in
-// their order; none if it is no mixture or cannot be read.
-std::vector<std::string> validated_members(const std::string& run);
-
 // The last finished step in the metrics of a run; 0 if there is none.
 int64_t last_finished_step(const std::string& run);
 // The newest lines of metrics.jsonl that are metrics, in order: some 200.
