@@ -164,7 +164,7 @@ TEST_F(RetentionTest, WhatWasJustSavedStays) {
 // As below a /scratch that only its owner may list.
 TEST_F(RetentionTest, AFolderWhoseParentCannotBeReadIsAsGoodAsAny) {
   HookedFileSystem fs([&](const std::string& call, const std::string& path) {
-    return call == "sync_dir" && path == root_
+    return call == "sync_dir" && path == dir_.path()
                ? Status(Code::kDenied, path + ": permission denied")
                : ok_status();
   });
@@ -178,7 +178,7 @@ TEST_F(RetentionTest, AFolderWhoseParentCannotBeReadIsAsGoodAsAny) {
 // What is reported as not saved is not there.
 TEST_F(RetentionTest, AFolderThatCannotBeSyncedGetsNoCheckpoint) {
   HookedFileSystem fs([&](const std::string& call, const std::string& path) {
-    return call == "sync_dir" && path == root_
+    return call == "sync_dir" && path == dir_.path()
                ? unavailable(path + ": input/output error")
                : ok_status();
   });

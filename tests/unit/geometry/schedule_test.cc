@@ -80,7 +80,9 @@ TEST(Schedule, LiveMicrobatchesAreBounded) {
     const auto s = make_schedule(c.kind, c.pp, c.m, c.v);
     for (int r = 0; r < c.pp; ++r) {
       const int live = peak_live(*s, r);
-      if (c.v == 1) EXPECT_EQ(slots_needed(*s, r)[0], live);
+      if (c.v == 1) {
+        EXPECT_EQ(slots_needed(*s, r)[0], live);
+      }
       if (c.kind == ScheduleKind::kGpipe) {
         EXPECT_EQ(live, c.m);
       } else if (c.v == 1 && c.kind != ScheduleKind::kZbH1) {

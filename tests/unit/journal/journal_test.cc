@@ -180,7 +180,7 @@ TEST_F(JournalTest, AFailedPersistLeavesTheStateBefore) {
 TEST_F(JournalTest, NothingIsWrittenThroughALink) {
   const auto j = Journal::open(*files_, path_);
   ASSERT_TRUE(j.ok()) << j.status().message();
-  const std::string mine = dir_ + "/mine", content(300'000, 'x');
+  const std::string mine = dir_ / "mine", content(300'000, 'x');
   std::ofstream(mine, std::ios::binary) << content;
   fs::remove(path_);
   fs::create_symlink(mine, path_);
