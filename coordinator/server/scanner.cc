@@ -66,9 +66,10 @@ Result<core::CheckpointsScanned> scan_checkpoints(FileSystem& fs,
 }
 
 struct Scanner::Shared {
-  Shared(std::string f, uint64_t id)
+  Shared(std::string f, uint64_t id, std::unique_ptr<FileSystem> files)
       : folder(std::move(f)),
         run_id(id),
+        fs(std::move(files)),
         event_fd(eventfd(0, EFD_CLOEXEC | EFD_NONBLOCK)) {
     CHECK(event_fd >= 0);
   }
@@ -77,7 +78,7 @@ struct Scanner::Shared {
 
   const std::string folder;
   const uint64_t run_id;
-  const std::unique_ptr<FileSystem> fs = posix_file_system();
+  const std::unique_ptr<FileSystem> fs;
   const int event_fd;
   std::mutex mutex;
   std::condition_variable idle;
@@ -89,8 +90,10 @@ struct Scanner::Shared {
   bool ended = false;
 };
 
-Scanner::Scanner(std::string folder, uint64_t run_id)
-    : shared_(std::make_shared<Shared>(std::move(folder), run_id)),
+Scanner::Scanner(std::string folder, uint64_t run_id,
+                 std::unique_ptr<FileSystem> fs)
+    : shared_(
+          std::make_shared<Shared>(std::move(folder), run_id, std::move(fs))),
       loop_(std::make_unique<BackgroundLoop>(
           [shared = shared_] { return shared->work(); },
           BackgroundLoop::Options{})) {}

@@ -30,7 +30,8 @@ Result<core::CheckpointsScanned> scan_checkpoints(FileSystem& fs,
 
 class Scanner {
  public:
-  Scanner(std::string folder, uint64_t run_id);
+  Scanner(std::string folder, uint64_t run_id,
+          std::unique_ptr<FileSystem> fs = posix_file_system());
   // Does not wait for long for a file system that does not answer: the thread
   // then ends after this object, or with the process.
   ~Scanner();

@@ -178,7 +178,9 @@ for code, command in ((3, ["data", "verify", "web"]),
                       (3, ["data", "verify", "mix"]),
                       (5, ["data", "inspect", "none"]),
                       (2, ["data", "show", "chats"]),
-                      (2, ["data", "prepare", "chats.jsonl", "--out", "web"]),
+                      (2, ["data", "prepare", "chats.jsonl", "--chat",
+                           "--chat-template", "chat.jinja",
+                           "--out", "web"]),
                       (2, ["tokenizer", "train", "a.txt", "--out", "t.json"])):
     text, other = run(*command, code=code), run(*command, "--json", code=code)
     assert text.stderr and text.stderr == other.stderr, (text, other)

@@ -4,7 +4,6 @@
 #include <gtest/gtest.h>
 #include <poll.h>
 #include <signal.h>
-#include <sys/stat.h>
 #include <sys/wait.h>
 #include <unistd.h>
 
@@ -12,6 +11,8 @@
 #include <cstdlib>
 #include <filesystem>
 #include <fstream>
+#include <future>
+#include <memory>
 #include <optional>
 
 #include "coordinator/rundir/job_files.h"
@@ -23,6 +24,7 @@
 #include "proto/base/clock.h"
 #include "proto/wire/channel.h"
 #include "proto/wire/key_choice.h"
+#include "tests/testing/hooked_file_system.h"
 #include "tests/testing/small_disk.h"
 #include "tests/testing/temp_dir.h"
 
@@ -363,13 +365,18 @@ TEST(ListenTest, ATakenFormerPortIsReplacedAndARequestedOneFails) {
   EXPECT_EQ(slept, 200);
 }
 
-// Whoever opens the manifest waits, as on a file system that does not answer.
 TEST(ScannerTest, StalledStorageIsNamedAndDelaysNothing) {
   const TempDir dir;
-  const std::string manifest = dir / "step-00000002/manifest.json";
-  fs::create_directories(fs::path(manifest).parent_path());
-  ASSERT_EQ(mkfifo(manifest.c_str(), 0600), 0);
-  auto scanner = std::make_unique<Scanner>(dir.path(), /*run_id=*/0);
+  fs::create_directory(dir / "step-00000002");
+  std::promise<void> answer;
+  const auto answers = answer.get_future().share();
+  auto scanner = std::make_unique<Scanner>(
+      dir.path(), /*run_id=*/0,
+      std::make_unique<HookedFileSystem>(
+          [answers](const std::string& call, const std::string&) {
+            if (call == "open") answers.wait();
+            return ok_status();
+          }));
   EXPECT_FALSE(scanner->problem().has_value());
   scanner->request(0);
   while (!scanner->problem()) usleep(10'000);
@@ -377,7 +384,7 @@ TEST(ScannerTest, StalledStorageIsNamedAndDelaysNothing) {
             dir.path() + ": the storage does not answer");
   EXPECT_FALSE(scanner->take().has_value());
   scanner.reset();
-  std::ofstream(manifest).close();  // lets the thread end
+  answer.set_value();  // lets the thread end
 }
 
 TEST(ScannerTest, AFolderThatCannotBeListedGivesNoAnswer) {
