@@ -108,7 +108,7 @@ double tokens_of(const planner::JobShape& shape) {
   return static_cast<double>(shape.microbatches * shape.B * shape.T);
 }
 
-int64_t parameters_of(const geometry::ModelConfig& model) {
+int64_t num_parameters(const geometry::ModelConfig& model) {
   return geometry::ParamTable::make(model).num_elements();
 }
 
@@ -122,8 +122,8 @@ std::string plan_json(const pb::Job& job,
       {"mesh", {{"dp", l.dp}, {"pp", l.pp}, {"tp", l.tp}, {"cp", l.cp}}},
       {"reason", placement.reason},
       {"spares", placement.spares},
-      {"parameters", parameters_of(shape.model.base())},
-      {"trained", parameters_of(shape.model)},
+      {"parameters", num_parameters(shape.model.base())},
+      {"trained", num_parameters(shape.model)},
       {"step_s", e.total_s},
       {"tokens_per_s", tokens_of(shape) / e.total_s},
       {"run_s", e.total_s * static_cast<double>(job.train().steps())},
@@ -153,11 +153,11 @@ Result<std::string> plan_text(const pb::Job& job, const PlanOptions& o) {
       "model {}: {} parameters",
       job.model().flavor() == "custom" ? job.model().arch()
                                        : job.model().flavor(),
-      short_number(static_cast<double>(parameters_of(shape.model.base()))));
+      short_number(static_cast<double>(num_parameters(shape.model.base()))));
   if (shape.model.lora.rank > 0)
     out += fmt::format(
         ", frozen, and {} in adapters",
-        short_number(static_cast<double>(parameters_of(shape.model))));
+        short_number(static_cast<double>(num_parameters(shape.model))));
   out += "\n";
   out += "mesh " + placement.reason + "\n";
   pb::Job on_mesh = core::job_on(job, shape, l);

@@ -48,13 +48,13 @@
 #include "parallel/geometry/shard_table.h"
 #include "parallel/geometry/sharding.h"
 #include "parallel/geometry/zero.h"
+#include "worker/board/board.h"
 #include "worker/engine/agreement.h"
 #include "worker/engine/flat_buffer.h"
 #include "worker/engine/grad_store.h"
 #include "worker/engine/optimizer.h"
 #include "worker/engine/pipe_links.h"
 #include "worker/engine/plan.h"
-#include "worker/engine/progress.h"
 #include "worker/engine/state_store.h"
 #include "worker/engine/timed_comm.h"
 #include "worker/engine/weight_store.h"
@@ -133,6 +133,25 @@ struct FrozenBase {
   geometry::ParamTable table;
   geometry::RankShard rank_shard;
   FlatBuffer weights;
+};
+
+// Reports to the rank's status page; without one it does nothing.
+class Progress {
+ public:
+  Progress() = default;
+  explicit Progress(board::Board* board) : board_(board) {}
+  void phase(RankPhase p) const {
+    if (board_ != nullptr) board_->set_phase(p);
+  }
+  void microbatch(int64_t i) const {
+    if (board_ != nullptr) board_->set_microbatch(i);
+  }
+  void tick() const {
+    if (board_ != nullptr) board_->tick();
+  }
+
+ private:
+  board::Board* board_ = nullptr;
 };
 
 class Engine {

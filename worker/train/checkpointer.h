@@ -41,16 +41,23 @@
 #include "checkpoint/store/store.h"
 #include "parallel/comm/comm.h"
 #include "parallel/geometry/sharding.h"
+#include "parallel/geometry/state_vectors.h"
 #include "proto/manifest.pb.h"
 #include "worker/board/board.h"
 #include "worker/engine/agreement.h"
 #include "worker/engine/flat_buffer.h"
 #include "worker/train/background.h"
 #include "worker/train/boundary.h"
-#include "worker/train/rank_state.h"
 #include "worker/train/train_log.h"
 
 namespace remesh::train {
+
+// A read-only view of the training state of one rank. Borrows the vectors,
+// which are in the order of ZeroPlan::state_offset.
+struct RankState {
+  int64_t step = 0;  // updates made
+  geometry::ConstStateView vectors;
+};
 
 struct CheckpointerOptions {
   std::string folder;  // for checkpoints

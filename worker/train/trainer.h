@@ -31,7 +31,6 @@
 #include "worker/train/background.h"
 #include "worker/train/batch_source.h"
 #include "worker/train/checkpointer.h"
-#include "worker/train/rank_state.h"
 #include "worker/train/replication.h"
 #include "worker/train/state_home.h"
 #include "worker/train/step_policy.h"
