@@ -17,37 +17,13 @@
 
 #include "coordinator/rundir/line_file.h"
 #include "proto/base/check.h"
+#include "proto/base/child.h"
 #include "proto/base/clock.h"
 
 namespace remesh::ctl {
 namespace {
 
-constexpr int kExecFailed = 127;
 constexpr char kOwnDescriptors[] = "/proc/self/fd/";  // links of the kernel
-
-// Runs in the child between fork and exec: async-signal-safe calls only.
-[[noreturn]] void become(char* const* argv, int log_fd, int in_fd, int error_fd,
-                         pid_t parent) {
-  setpgid(0, 0);
-  prctl(PR_SET_PDEATHSIG, SIGKILL);
-  if (getppid() != parent) _exit(kExecFailed);  // the parent has died
-  sigset_t none;
-  sigemptyset(&none);
-  sigprocmask(SIG_SETMASK, &none, nullptr);
-  // This program ends it with them, whatever it has inherited itself.
-  for (const int s : {SIGPIPE, SIGINT, SIGTERM}) ::signal(s, SIG_DFL);
-  // Out of the way of the standard descriptors, any of which may be closed.
-  log_fd = fcntl(log_fd, F_DUPFD_CLOEXEC, 3);
-  in_fd = fcntl(in_fd, F_DUPFD_CLOEXEC, 3);
-  error_fd = fcntl(error_fd, F_DUPFD_CLOEXEC, 3);
-  dup2(in_fd, STDIN_FILENO);
-  dup2(log_fd, STDOUT_FILENO);
-  dup2(log_fd, STDERR_FILENO);
-  execv(argv[0], argv);
-  const int err = errno;
-  (void)!write(error_fd, &err, sizeof(err));
-  _exit(kExecFailed);
-}
 
 // All children of this process, adopted orphans included.
 std::vector<int> children_of_self() {
@@ -95,32 +71,18 @@ Children::~Children() { kill_all(); }
 
 Result<int> Children::start(int child, const std::vector<std::string>& argv,
                             const std::string& log, const std::string& input) {
-  std::vector<char*> raw;
-  for (const std::string& a : argv) raw.push_back(const_cast<char*>(a.c_str()));
-  raw.push_back(nullptr);
   const int log_fd = open_output(log);
   if (log_fd < 0) return errno_error(log + ": open", errno);
-  const int in_fd = open(input.c_str(), O_RDONLY | O_CLOEXEC);
-  int error[2] = {-1, -1};
-  if (in_fd < 0 || pipe2(error, O_CLOEXEC) != 0) {
-    const int err = errno;
-    close(log_fd);
-    if (in_fd >= 0) close(in_fd);
-    return errno_error("start " + argv[0], err);
-  }
-  const pid_t parent = getpid();
-  const pid_t pid = fork();
-  if (pid == 0) become(raw.data(), log_fd, in_fd, error[1], parent);
-  int err = pid < 0 ? errno : 0;
-  for (const int fd : {log_fd, in_fd, error[1]}) close(fd);
-  // A successful exec closes the pipe without writing to it.
-  if (pid > 0 && read(error[0], &err, sizeof(err)) == sizeof(err)) {
-    waitpid(pid, nullptr, 0);
-  }
-  close(error[0]);
-  if (err != 0) return errno_error("start " + argv[0], err);
-  children_[pid] = child;
-  return pid;
+  const auto started = start_child({.argv = argv,
+                                    .input = input,
+                                    .output_fd = log_fd,
+                                    .patience_ms = -1,
+                                    .oom_victim = false});
+  close(log_fd);
+  if (!started.ok()) return started.status();
+  if (started->pidfd >= 0) close(started->pidfd);
+  children_[started->pid] = child;
+  return started->pid;
 }
 
 std::vector<Ended> Children::reap() {

@@ -10,6 +10,7 @@
 #include "coordinator/ctl/screen.h"
 #include "coordinator/ctl/verbs.h"
 #include "coordinator/rundir/job_files.h"
+#include "proto/base/child.h"
 #include "proto/base/process.h"
 
 namespace remesh::ctl {
@@ -67,10 +68,7 @@ Result<int> exec_program(const std::string& name,
   ASSIGN_OR_RETURN(const std::string program, program_beside(name));
   std::vector<std::string> argv = {program};
   argv.insert(argv.end(), arguments.begin(), arguments.end());
-  std::vector<char*> raw;
-  for (std::string& a : argv) raw.push_back(a.data());
-  raw.push_back(nullptr);
-  execv(raw[0], raw.data());
+  execv(program.c_str(), exec_arguments(argv).data());
   return errno_error("start " + program, errno);
 }
 

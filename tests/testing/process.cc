@@ -5,7 +5,6 @@
 #include <fmt/format.h>
 #include <netinet/in.h>
 #include <signal.h>
-#include <sys/prctl.h>
 #include <sys/socket.h>
 #include <sys/wait.h>
 #include <unistd.h>
@@ -20,6 +19,7 @@
 #include <thread>
 
 #include "proto/base/check.h"
+#include "proto/base/child.h"
 #include "proto/base/clock.h"
 #include "tests/testing/files.h"
 
@@ -31,15 +31,6 @@ namespace {
 constexpr int64_t kSlower = 4;  // than an idle machine
 constexpr int kPollMs = 5;
 constexpr int kExecFailed = 127;
-
-std::vector<char*> pointers(const std::vector<std::string>& texts) {
-  std::vector<char*> out;
-  out.reserve(texts.size() + 1);
-  for (const std::string& t : texts)
-    out.push_back(const_cast<char*>(t.c_str()));
-  out.push_back(nullptr);
-  return out;
-}
 
 std::vector<std::string> environment_with(
     const std::vector<std::pair<std::string, std::string>>& more) {
@@ -56,22 +47,6 @@ std::vector<std::string> environment_with(
   return out;
 }
 
-// Runs in the child: async-signal-safe calls only.
-[[noreturn]] void become(char* const* argv, char* const* env, int in_fd,
-                         int out_fd, pid_t parent) {
-  setpgid(0, 0);
-  prctl(PR_SET_PDEATHSIG, SIGKILL);
-  if (getppid() != parent) _exit(kExecFailed);
-  sigset_t none;
-  sigemptyset(&none);
-  sigprocmask(SIG_SETMASK, &none, nullptr);
-  dup2(in_fd, STDIN_FILENO);
-  dup2(out_fd, STDOUT_FILENO);
-  dup2(out_fd, STDERR_FILENO);
-  execvpe(argv[0], argv, env);
-  _exit(kExecFailed);
-}
-
 pid_t parent_of(pid_t pid) {
   const std::string stat = read_whole(fmt::format("/proc/{}/stat", pid));
   const size_t end = stat.rfind(')');  // a name may contain anything
@@ -82,22 +57,23 @@ pid_t parent_of(pid_t pid) {
 }  // namespace
 
 Process::Process(ProcessOptions options) : options_(std::move(options)) {
-  const std::vector<std::string> env = environment_with(options_.env);
-  const auto argv = pointers(options_.argv);
-  const auto envp = pointers(env);
-  const int in_fd = open("/dev/null", O_RDONLY | O_CLOEXEC);
+  const std::string output =
+      options_.output.empty() ? "/dev/null" : options_.output;
   const int out_fd =
-      options_.output.empty()
-          ? open("/dev/null", O_WRONLY | O_CLOEXEC)
-          : open(options_.output.c_str(),
-                 O_WRONLY | O_CREAT | O_APPEND | O_CLOEXEC, 0644);
-  CHECK(in_fd >= 0 && out_fd >= 0);
-  const pid_t parent = getpid();
-  pid_ = fork();
-  if (pid_ == 0) become(argv.data(), envp.data(), in_fd, out_fd, parent);
-  CHECK(pid_ > 0);
-  close(in_fd);
+      open(output.c_str(), O_WRONLY | O_CREAT | O_APPEND | O_CLOEXEC, 0644);
+  CHECK(out_fd >= 0);
+  const auto child = start_child({.argv = options_.argv,
+                                  .env = environment_with(options_.env),
+                                  .output_fd = out_fd,
+                                  .oom_victim = false});
   close(out_fd);
+  ended_ = !child.ok();
+  if (ended_) {
+    exit_.code = kExecFailed;
+    return;
+  }
+  pid_ = child->pid;
+  if (child->pidfd >= 0) close(child->pidfd);
 }
 
 Process::~Process() {

@@ -32,7 +32,7 @@ struct ProcessOptions {
 
 class Process {
  public:
-  // Aborts the test program if it cannot be started.
+  // One that cannot be executed has exit code 127.
   explicit Process(ProcessOptions options);
   ~Process();  // SIGKILL, and reaps
   Process(const Process&) = delete;

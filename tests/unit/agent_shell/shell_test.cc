@@ -17,6 +17,7 @@
 #include <sstream>
 #include <thread>
 
+#include "proto/base/child.h"
 #include "proto/base/clock.h"
 #include "proto/base/machine.h"
 #include "proto/base/socket_guard.h"

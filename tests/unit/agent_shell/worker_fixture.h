@@ -17,6 +17,7 @@
 #include <utility>
 #include <vector>
 
+#include "proto/base/child.h"
 #include "proto/base/clock.h"
 #include "proto/wire/channel.h"
 #include "tests/testing/process.h"

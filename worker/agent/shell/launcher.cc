@@ -15,6 +15,7 @@
 
 #include "checkpoint/memory/replica_placement.h"
 #include "proto/base/check.h"
+#include "proto/base/child.h"
 #include "proto/base/clock.h"
 #include "proto/base/file_system.h"
 #include "proto/base/machine.h"

@@ -1,12 +1,4 @@
-// Processes: starts child processes and reads their state from /proc.
-//
-// A child
-//   - has its own process group;
-//   - dies with the thread that started it (PR_SET_PDEATHSIG), so start it from
-//     a thread that lives as long as the daemon;
-//   - has all signals unblocked and at their defaults;
-//   - inherits no descriptors but 0, 1, 2 and `pass_fd`;
-//   - is the preferred victim of the OOM killer.
+// Reads the state of processes from /proc, restarts this one, and kills others.
 #pragma once
 
 #include <sys/types.h>
@@ -19,25 +11,6 @@
 #include "proto/base/status.h"
 
 namespace remesh::agent {
-
-struct ChildOptions {
-  std::vector<std::string> argv;  // argv[0]: path of the program
-  std::vector<std::string> env;   // the complete environment, "KEY=value"
-  std::string output;             // file for stdout and stderr, truncated
-  int output_fd = -1;             // instead of `output`, if not -1
-  int pass_fd = -1;               // becomes descriptor kChildFd
-};
-inline constexpr int kChildFd = 3;
-
-struct Child {
-  pid_t pid = 0;
-  int pidfd = -1;  // readable when it has ended; -1: not supported
-};
-
-// The caller reaps the pid and closes pidfd. Fails if the program cannot be
-// executed; the message names it. If that takes long, because its file system
-// hangs, the child counts as started.
-Result<Child> start_child(const ChildOptions& options);
 
 // The path of a program that was opened as `fd`, also if its file has been
 // replaced since: ranks of two builds are never mixed, and a worker reports its

@@ -4,7 +4,6 @@
 #include <fcntl.h>
 #include <fmt/format.h>
 #include <net/if.h>
-#include <poll.h>
 #include <signal.h>
 #include <sys/stat.h>
 #include <sys/wait.h>
@@ -20,12 +19,11 @@
 #include <set>
 #include <sstream>
 
+#include "proto/base/child.h"
 #include "proto/base/clock.h"
 #include "proto/base/rng.h"
 #include "proto/base/text.h"
 #include "proto/wire/keys.h"
-#include "worker/agent/shell/process.h"
-#include "worker/agent/shell/rank_env.h"
 
 namespace remesh::agent {
 namespace {
@@ -69,24 +67,6 @@ std::string find_program(const std::string& name) {
     if (access(path.c_str(), X_OK) == 0) return path;
   }
   return "";
-}
-
-// The wait status of a program that ends at once; -1 if it does not, even when
-// it is killed.
-int end_of(const Child& child) {
-  int status = -1;
-  int kills = 0;
-  for (int64_t end = monotonic_ms() + kCommandMs;
-       waitpid(child.pid, &status, WNOHANG) == 0;) {
-    if (monotonic_ms() >= end) {
-      if (kills++ > 0) return -1;
-      kill(child.pid, SIGKILL);
-      end += kCommandMs;
-    }
-    pollfd ended{child.pidfd, POLLIN, 0};
-    poll(&ended, child.pidfd >= 0 ? 1 : 0, 5);
-  }
-  return status;
 }
 
 }  // namespace
@@ -160,13 +140,12 @@ Result<std::unique_ptr<WireGuard>> WireGuard::make(const std::string& folder,
 // Runs a program that ends at once.
 Status WireGuard::run(const std::vector<std::string>& command,
                       std::string* output) {
-  ChildOptions child{.argv = command, .env = own_environment()};
+  ChildOptions child{.argv = command};
   child.argv[0] = find_program(command[0]);
   child.output = folder_ + "/wireguard.out";
   if (child.argv[0].empty()) return not_found(command[0] + " is not installed");
   ASSIGN_OR_RETURN(const Child started, start_child(child));
-  const int status = end_of(started);
-  if (started.pidfd >= 0) close(started.pidfd);
+  const int status = wait_or_kill(started, kCommandMs);
   std::ifstream in(child.output);
   std::string text{std::istreambuf_iterator<char>(in), {}};
   while (!text.empty() && std::isspace(static_cast<unsigned char>(text.back())))
@@ -216,7 +195,6 @@ Status WireGuard::start(int port) {
 // Starts wireguard-go and waits for its interface.
 Status WireGuard::start_daemon() {
   ChildOptions child{.argv = {find_program("wireguard-go"), "-f", interface_},
-                     .env = own_environment(),
                      .output = folder_ + "/wireguard.log"};
   if (child.argv[0].empty()) return not_found("wireguard-go");
   ASSIGN_OR_RETURN(const Child started, start_child(child));
