@@ -7,7 +7,7 @@
 #include <vector>
 
 #include "checkpoint/huggingface/json.h"
-#include "checkpoint/huggingface/reader.h"
+#include "proto/base/json_reader.h"
 #include "proto/base/text.h"
 
 namespace remesh::huggingface {
@@ -28,7 +28,7 @@ constexpr struct {
 constexpr int64_t kQwen3HeadDim = 128;
 constexpr int64_t kMistralWindow = 4096;
 
-void read_family(Reader& r, ModelConfig& m) {
+void read_family(JsonReader& r, ModelConfig& m) {
   std::vector<std::string> types;
   m.arch = r.text("model_type", "");
   for (const auto& f : kFamilies) {
@@ -42,7 +42,7 @@ void read_family(Reader& r, ModelConfig& m) {
   r.refuse("model_type", "one of " + join(types));
 }
 
-void read_rope_scaling(Reader& r, ModelConfig& m) {
+void read_rope_scaling(JsonReader& r, ModelConfig& m) {
   const std::string type =
       r.text("rope_type", r.text("type", "default").c_str());
   if (r.number("partial_rotary_factor", 1) != 1)
@@ -64,7 +64,7 @@ void read_rope_scaling(Reader& r, ModelConfig& m) {
 }
 
 // rope_theta and rope_scaling, or rope_parameters, which replaced them.
-void read_rope(Reader& r, ModelConfig& m) {
+void read_rope(JsonReader& r, ModelConfig& m) {
   const Json* const now = r.find("rope_parameters");
   const Json* const before = r.find("rope_scaling");
   m.rope_theta = r.number("rope_theta", 10000);
@@ -74,7 +74,7 @@ void read_rope(Reader& r, ModelConfig& m) {
   const Json* const rope = now != nullptr ? now : before;
   if (rope == nullptr) return;
   if (!rope->is_object()) return r.refuse(key, "an object");
-  Reader inner(*rope, r.name() + ": " + key);
+  JsonReader inner(*rope, r.name() + ": " + key);
   m.rope_theta = inner.number("rope_theta", m.rope_theta);
   read_rope_scaling(inner, m);
   if (!inner.problem().ok()) return r.fail_as(inner);
@@ -85,7 +85,7 @@ void read_rope(Reader& r, ModelConfig& m) {
   // transformers takes rope_scaling then, versions before 5 know no other.
   if (now != nullptr && before != nullptr && now->is_object() &&
       before->is_object()) {
-    Reader older(*before, r.name() + ": rope_scaling");
+    JsonReader older(*before, r.name() + ": rope_scaling");
     ModelConfig scaled = {.arch = m.arch};
     read_rope_scaling(older, scaled);
     if (!older.problem().ok()) return r.fail_as(older);
@@ -95,8 +95,19 @@ void read_rope(Reader& r, ModelConfig& m) {
   }
 }
 
+// An integer or a list of integers, as JSON; "" when absent.
+std::string token_id(JsonReader& r, const char* key) {
+  const Json* const v = r.find(key);
+  if (v == nullptr) return "";
+  bool good = v->is_number_integer() || v->is_array();
+  if (v->is_array())
+    for (const Json& id : *v) good = good && id.is_number_integer();
+  if (!good) r.refuse(key, "an integer or a list of integers");
+  return v->dump();
+}
+
 // What the families here do not have.
-void refuse_others(Reader& r) {
+void refuse_others(JsonReader& r) {
   if (r.text("hidden_act", "silu") != "silu")
     r.refuse("hidden_act", "\"silu\"");
   for (const char* key : {"attention_bias", "mlp_bias"})
@@ -115,7 +126,7 @@ void refuse_others(Reader& r) {
 
 Result<Config> parse_config(std::string_view text, const std::string& name) {
   ASSIGN_OR_RETURN(const Json json, parse_json(text, name));
-  Reader r(json, name);
+  JsonReader r(json, name);
   Config c;
   ModelConfig& m = c.model;
   read_family(r, m);
@@ -138,9 +149,9 @@ Result<Config> parse_config(std::string_view text, const std::string& name) {
   else if (m.arch == "mistral" && !json.contains("sliding_window"))
     m.sliding_window = kMistralWindow;
   c.max_position = r.integer("max_position_embeddings", c.max_position);
-  c.bos_token_id = r.token_id("bos_token_id");
-  c.eos_token_id = r.token_id("eos_token_id");
-  c.pad_token_id = r.token_id("pad_token_id");
+  c.bos_token_id = token_id(r, "bos_token_id");
+  c.eos_token_id = token_id(r, "eos_token_id");
+  c.pad_token_id = token_id(r, "pad_token_id");
   RETURN_IF_ERROR(r.problem());
   if (const Status valid = m.validate(); !valid.ok())
     return valid.with_context(name);

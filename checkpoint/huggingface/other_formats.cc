@@ -9,7 +9,8 @@
 #include <string_view>
 #include <utility>
 
-#include "checkpoint/huggingface/reader.h"
+#include "checkpoint/huggingface/json.h"
+#include "proto/base/json_reader.h"
 
 namespace remesh::huggingface {
 namespace {
@@ -126,7 +127,7 @@ std::string from_meta(const std::string& name) {
 // The keys of params.json that are read here or that change no result: sizes
 // that the tensors have, and those of caches. Another one may change the
 // arithmetic, unless it is off.
-void refuse_other_params(const Json& json, Reader& r) {
+void refuse_other_params(const Json& json, JsonReader& r) {
   static const std::set<std::string_view> kKnown = {"_sliding_window",
                                                     "activation",
                                                     "causal",
@@ -152,7 +153,7 @@ void refuse_other_params(const Json& json, Reader& r) {
                                                     "vocab_size"};
   for (const auto& [key, value] : json.items())
     if (!value.is_null() && value != false && !kKnown.contains(key))
-      r.refuse(key.c_str(), "absent");
+      r.refuse(key, "absent");
   if (r.text("model_type", "transformer") != "transformer")
     r.refuse("model_type", "\"transformer\"");
   if (r.text("activation", "silu") != "silu")
@@ -237,7 +238,7 @@ Result<NamedTensors> parse_consolidated(std::string_view params,
     if (ours.empty() && key.ends_with("rope.freqs")) continue;
     out.tensors.emplace(ours.empty() ? key : ours, tensor);
   }
-  Reader r(json, name);
+  JsonReader r(json, name);
   refuse_other_params(json, r);
   ModelConfig& m = out.config.model;
   m.dim = r.integer("dim", 0);
@@ -246,9 +247,7 @@ Result<NamedTensors> parse_consolidated(std::string_view params,
   m.n_kv_heads = r.integer("n_kv_heads", m.n_heads);
   if (r.find("head_dim") != nullptr) m.set_head_dim(r.integer("head_dim", 0));
   // Mistral's, which also reads its newer name.
-  const char* const window = r.find("sliding_window") != nullptr
-                                 ? "sliding_window"
-                                 : "_sliding_window";
+  const char* const window = r.any_of({"sliding_window", "_sliding_window"});
   if (r.find(window) != nullptr) {
     m.arch = "mistral";
     m.sliding_window = r.integer(window, 0);

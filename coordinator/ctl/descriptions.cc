@@ -13,6 +13,7 @@
 #include "parallel/geometry/family.h"
 #include "parallel/jobfile/jobfile.h"
 #include "parallel/jobfile/local_cluster.h"
+#include "proto/base/json_reader.h"
 #include "proto/base/text.h"
 
 namespace remesh::ctl {
@@ -90,55 +91,15 @@ constexpr HfFamily kHfFamilies[] = {
     {"gpt_neox", false, false}, {"opt", false, true},
     {"nemotron", false, false}, {"starcoder2", false, true}};
 
-// Reads integers by any of several names.
-class HfConfig {
- public:
-  HfConfig(const nlohmann::json& json, std::string name)
-      : json_(json), name_(std::move(name)) {}
-
-  // `missing`: where no key is there or it is null; 0: that is an error.
-  int64_t integer(std::initializer_list<const char*> keys, int64_t missing) {
-    for (const char* key : keys) {
-      const auto it = json_.find(key);
-      if (it == json_.end() || it->is_null()) continue;
-      constexpr uint64_t kMost = uint64_t{1} << 31;
-      const uint64_t value = it->is_number_unsigned() ? it->get<uint64_t>() : 0;
-      if (value >= 1 && value <= kMost) return static_cast<int64_t>(value);
-      fail(fmt::format("{} = {}: must be an integer from 1 to {}", key,
-                       it->dump(), kMost));
-      return 1;
-    }
-    if (missing == 0)
-      fail(fmt::format("{}: is required: give a positive integer",
-                       *keys.begin()));
-    return std::max<int64_t>(1, missing);
-  }
-  bool flag(const char* key, bool missing) const {
-    const auto it = json_.find(key);
-    return it != json_.end() && it->is_boolean() ? it->get<bool>() : missing;
-  }
-  void fail(const std::string& problem) {
-    if (problem_.ok()) problem_ = invalid_argument(name_ + ": " + problem);
-  }
-  const Status& problem() const { return problem_; }
-
- private:
-  const nlohmann::json& json_;
-  std::string name_;
-  Status problem_ = ok_status();
-};
-
-Result<HfFamily> hf_family(const nlohmann::json& json,
-                           const std::string& name) {
-  const auto type = json.find("model_type");
+Result<HfFamily> hf_family(JsonReader& c) {
+  const std::string type = c.text("model_type", "");
   std::vector<std::string> known;
   for (const HfFamily& f : kHfFamilies) {
-    if (type != json.end() && *type == f.model_type) return f;
+    if (type == f.model_type) return f;
     known.emplace_back(f.model_type);
   }
-  return invalid_argument(
-      fmt::format("{}: model_type = {}: must be one of {}", name,
-                  type == json.end() ? "missing" : type->dump(), join(known)));
+  c.refuse("model_type", "one of " + join(known));
+  return c.problem();
 }
 
 }  // namespace
@@ -148,34 +109,32 @@ Result<ModelChoice> parse_hf_config(const std::string& text,
   const auto json = nlohmann::json::parse(text, nullptr, false);
   if (!json.is_object())
     return invalid_argument(name + ": is not a JSON object");
-  ASSIGN_OR_RETURN(const HfFamily family, hf_family(json, name));
-  HfConfig c(json, name);
+  JsonReader c(json, name);
+  ASSIGN_OR_RETURN(const HfFamily family, hf_family(c));
   pb::ModelFile file;
   pb::ModelShape& m = *file.mutable_model();
   m.set_arch(family.gated ? "llama" : "gpt");
-  m.set_dim(c.integer({"hidden_size", "n_embd", "d_model"}, 0));
-  m.set_n_layers(c.integer({"num_hidden_layers", "n_layer"}, 0));
-  m.set_n_heads(c.integer({"num_attention_heads", "n_head"}, 0));
-  m.set_n_kv_heads(c.integer({"num_key_value_heads"}, m.n_heads()));
-  m.set_hidden_dim(c.integer({"intermediate_size", "n_inner", "ffn_dim"},
-                             family.gated ? 0 : 4 * m.dim()));
-  m.set_vocab_size(c.integer({"vocab_size"}, 0));
+  m.set_dim(c.integer(c.any_of({"hidden_size", "n_embd", "d_model"}), 0));
+  m.set_n_layers(c.integer(c.any_of({"num_hidden_layers", "n_layer"}), 0));
+  m.set_n_heads(c.integer(c.any_of({"num_attention_heads", "n_head"}), 0));
+  m.set_n_kv_heads(c.integer("num_key_value_heads", m.n_heads()));
+  m.set_hidden_dim(
+      c.integer(c.any_of({"intermediate_size", "n_inner", "ffn_dim"}),
+                family.gated ? 0 : 4 * m.dim()));
+  m.set_vocab_size(c.integer("vocab_size", 0));
   m.set_tie_embeddings(c.flag("tie_word_embeddings", family.tied));
   const int64_t seq =
-      c.integer({"max_position_embeddings", "n_positions"}, 2048);
-  const auto head = json.find("head_dim");
-  if (family.head_dim > 0 || (head != json.end() && !head->is_null()))
-    m.set_head_dim(c.integer({"head_dim"}, family.head_dim));
+      c.integer(c.any_of({"max_position_embeddings", "n_positions"}), 2048);
+  if (family.head_dim > 0 || c.find("head_dim") != nullptr)
+    m.set_head_dim(c.integer("head_dim", family.head_dim));
   RETURN_IF_ERROR(c.problem());
   auto model = planner::model_of(file);
   if (!model.ok()) return model.status().with_context(name);
   // With the biases or norms of heads that it adds to a Llama.
   if (geometry::find_family(family.model_type) != nullptr)
     model->arch = family.model_type;
-  const auto window = json.find("sliding_window");
-  if (geometry::has_window(model->arch) && window != json.end() &&
-      !window->is_null())
-    model->sliding_window = c.integer({"sliding_window"}, 0);
+  if (geometry::has_window(model->arch) && c.find("sliding_window") != nullptr)
+    model->sliding_window = c.integer("sliding_window", 0);
   RETURN_IF_ERROR(c.problem());
   return ModelChoice{.name = name,
                      .model = *std::move(model),

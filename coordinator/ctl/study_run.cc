@@ -3,11 +3,11 @@
 #include <fmt/format.h>
 
 #include <functional>
-#include <set>
 #include <utility>
 #include <vector>
 
 #include "parallel/planner/projection.h"
+#include "proto/base/json_reader.h"
 #include "proto/base/text.h"
 
 namespace remesh::ctl {
@@ -16,71 +16,19 @@ namespace {
 using nlohmann::json;
 using planner::SearchRequest;
 
-// Reads the keys of an object and remembers the first problem.
-class Settings {
- public:
-  explicit Settings(const json& object) : object_(object) {}
-
-  int64_t integer(const char* key, int64_t missing) {
-    const auto it = find(key);
-    if (it == object_.end()) return missing;
-    constexpr int64_t kMost = 1'000'000'000;
-    if (it->is_number_integer() && it->get<int64_t>() >= 0 &&
-        it->get<int64_t>() <= kMost)
-      return it->get<int64_t>();
-    fail(key, fmt::format("an integer from 0 to {}", kMost));
-    return missing;
-  }
-  bool flag(const char* key, bool missing) {
-    const auto it = find(key);
-    if (it == object_.end()) return missing;
-    if (it->is_boolean()) return it->get<bool>();
-    fail(key, "true or false");
-    return missing;
-  }
-  std::string text(const char* key, const std::string& missing) {
-    const auto it = find(key);
-    if (it == object_.end()) return missing;
-    if (it->is_string()) return it->get<std::string>();
-    fail(key, "a text");
-    return missing;
-  }
-  void fail(const std::string& key, const std::string& allowed) {
-    if (problem_.ok())
-      problem_ = invalid_argument(fmt::format(
-          "{} = {}: must be {}", key,
-          object_.contains(key) ? object_[key].dump() : "missing", allowed));
-  }
-  // Also if a key was never asked for.
-  Status problem() const {
-    if (!problem_.ok()) return problem_;
-    std::vector<std::string> known(asked_.begin(), asked_.end());
-    for (const auto& [key, value] : object_.items())
-      if (!asked_.contains(key))
-        return invalid_argument(
-            fmt::format("unknown key '{}'; known: {}", key, join(known)));
-    return ok_status();
-  }
-
- private:
-  json::const_iterator find(const char* key) {
-    asked_.insert(key);
-    return object_.find(key);
-  }
-  const json& object_;
-  std::set<std::string> asked_;
-  Status problem_ = ok_status();
-};
+int64_t count(JsonReader* s, const char* key, int64_t absent) {
+  return s->integer(key, absent, 0, 1'000'000'000);
+}
 
 // What a trainer of devices does unless the run says otherwise: that of the
 // assumed trainer of `remesh plan`.
-planner::Execution execution_of(Settings* s) {
+planner::Execution execution_of(JsonReader* s) {
   planner::Execution x;
   const std::string precision = s->text("precision", "bf16");
   if (precision == "fp8")
     x.precision = planner::Precision::kFp8;
   else if (precision != "bf16")
-    s->fail("precision", "bf16 or fp8");
+    s->refuse("precision", "bf16 or fp8");
   x.row_scaled = s->flag("row_scaled", false);
   x.fused_attention = s->flag("fused_attention", true);
   x.tuned_attention = s->flag("tuned_attention", true);
@@ -89,43 +37,43 @@ planner::Execution execution_of(Settings* s) {
   x.overlap_data = s->flag("overlap_data", true);
   x.overlap_tensor = s->flag("async_tp", false);
   x.overlap_pipeline = s->flag("overlap_pipeline", true);
-  x.gradient_bytes = static_cast<double>(s->integer("gradient_bytes", 4));
+  x.gradient_bytes = static_cast<double>(count(s, "gradient_bytes", 4));
   return x;
 }
 
-void read_batch(Settings* s, int64_t dp, SearchRequest* q) {
-  q->T = s->integer("seq", 2048);
-  const int64_t global = s->integer("global_batch", 0);
-  const int64_t per_replica = s->integer("batch_per_replica", 0);
-  const int64_t per_device = s->integer("batch_per_device", 0);
+void read_batch(JsonReader* s, int64_t dp, SearchRequest* q) {
+  q->T = count(s, "seq", 2048);
+  const int64_t global = count(s, "global_batch", 0);
+  const int64_t per_replica = count(s, "batch_per_replica", 0);
+  const int64_t per_device = count(s, "batch_per_device", 0);
   if ((global > 0) + (per_replica > 0) + (per_device > 0) != 1)
-    return s->fail("global_batch",
-                   "given, or instead batch_per_replica or batch_per_device");
+    return s->refuse("global_batch",
+                     "given, or instead batch_per_replica or batch_per_device");
   q->global_batch = global + per_replica * dp + per_device * q->devices;
 }
 
-planner::JobShape shape_of(Settings* s, const SearchRequest& q) {
+planner::JobShape shape_of(JsonReader* s, const SearchRequest& q) {
   planner::JobShape shape{.model = q.model, .T = q.T, .bf16 = true};
-  shape.B = s->integer("micro_batch", 1);
-  shape.zero_stage = static_cast<int>(s->integer("zero", 0));
-  if (shape.zero_stage > 3) s->fail("zero", "from 0 to 3");
-  shape.shard_group = static_cast<int>(s->integer("shard_group", 0));
-  shape.chunks = static_cast<int>(s->integer("chunks", 1));
+  shape.B = count(s, "micro_batch", 1);
+  shape.zero_stage = static_cast<int>(count(s, "zero", 0));
+  if (shape.zero_stage > 3) s->refuse("zero", "from 0 to 3");
+  shape.shard_group = static_cast<int>(count(s, "shard_group", 0));
+  shape.chunks = static_cast<int>(count(s, "chunks", 1));
   if (const auto kind = geometry::parse_schedule(s->text("schedule", "1f1b"));
       kind.ok())
     shape.schedule = *kind;
   else
-    s->fail("schedule", kind.status().message());
+    s->refuse("schedule", kind.status().message());
   if (shape.chunks < 1 ||
       (shape.chunks > 1 && !geometry::traits_of(shape.schedule).interleaved))
-    s->fail("chunks", "at least 1, and 1 unless the schedule is interleaved");
+    s->refuse("chunks", "at least 1, and 1 unless the schedule is interleaved");
   if (const auto r = geometry::parse_recompute(s->text("recompute", "none"));
       r.ok())
     shape.recompute = *r;
   else
-    s->fail("recompute", "none, selective or full");
+    s->refuse("recompute", "none, selective or full");
   if (shape.B < 1 || q.global_batch % shape.B != 0)
-    s->fail(
+    s->refuse(
         "micro_batch",
         fmt::format("a divisor of the {} sequences of a step", q.global_batch));
   else
@@ -160,7 +108,7 @@ Result<const T*> remembered(std::map<std::string, T>* known,
 }  // namespace
 
 Result<StudyRun> StudyRuns::predict(const json& object) {
-  Settings s(object);
+  JsonReader s(object, "");
   const std::string cluster_name = s.text("cluster", "");
   const std::string model_name = s.text("model", "");
   ASSIGN_OR_RETURN(const ClusterChoice* cluster,
@@ -175,21 +123,22 @@ Result<StudyRun> StudyRuns::predict(const json& object) {
                .machine = planner::machine_of(cluster->cluster),
                .busy_w = cluster->cluster.device().busy_w()};
   SearchRequest q{.machine = out.machine, .model = model->model};
-  q.devices = s.integer("devices", 0);
+  q.devices = count(&s, "devices", 0);
   geometry::Layout l;
-  l.tp = static_cast<int>(s.integer("tp", 1));
-  l.pp = static_cast<int>(s.integer("pp", 1));
-  l.cp = static_cast<int>(s.integer("cp", 1));
+  l.tp = static_cast<int>(count(&s, "tp", 1));
+  l.pp = static_cast<int>(count(&s, "pp", 1));
+  l.cp = static_cast<int>(count(&s, "cp", 1));
   const int64_t unit = int64_t{1} * l.tp * l.pp * l.cp;
   if (unit < 1 || q.devices < 1 || q.devices % unit != 0)
-    s.fail("devices", fmt::format("a multiple of tp x pp x cp = {}", unit));
+    s.refuse("devices", fmt::format("a multiple of tp x pp x cp = {}", unit));
   else
     l.dp = static_cast<int>(q.devices / unit);
   read_batch(&s, l.dp, &q);
   q.run = execution_of(&s);
   if (q.run.precision == planner::Precision::kFp8 && q.machine.fp8_flops == 0)
-    s.fail("precision", "bf16 on a device that has no fp8");
+    s.refuse("precision", "bf16 on a device that has no fp8");
   const planner::JobShape shape = shape_of(&s, q);
+  s.refuse_unknown();
   RETURN_IF_ERROR(s.problem());
   ASSIGN_OR_RETURN(out.plan, planner::predict_plan(q, shape, l));
   return out;

@@ -11,6 +11,7 @@
 #include <span>
 
 #include "proto/base/file_system.h"
+#include "proto/base/json_reader.h"
 #include "proto/base/xxh3.h"
 
 namespace remesh::data {
@@ -50,87 +51,30 @@ Result<std::string> checksum_of_tokens(const std::string& path) {
   return hex(hash.digest_128());
 }
 
-// Typed lookups in an object; status() is the first failure.
-class Fields {
- public:
-  Fields(const Json& object, std::string name)
-      : object_(object), name_(std::move(name)) {
-    if (!object_.is_object()) fail("", "must be an object");
-  }
+int64_t count(JsonReader& f, const char* key, int64_t most = kMaxCount) {
+  return f.integer(key, -1, 0, most);
+}
 
-  std::string text(const char* key) {
-    const Json* v = find(key);
-    if (v == nullptr) return {};
-    if (!v->is_string()) return fail(key, "must be a string"), std::string();
-    return v->get<std::string>();
-  }
-  std::string hash(const char* key) {
-    std::string value = text(key);
-    if (ok() && !is_hash(value)) fail(key, "must be 32 hex digits");
-    return value;
-  }
-  int64_t count(const char* key, int64_t max = kMaxCount) {
-    const Json* v = find(key);
-    if (v == nullptr) return 0;
-    if (!v->is_number_unsigned() ||
-        v->get<uint64_t>() > static_cast<uint64_t>(max))
-      return fail(key, fmt::format("must be an integer from 0 to {}", max)), 0;
-    return v->get<int64_t>();
-  }
-  double number(const char* key) {
-    const Json* v = find(key);
-    if (v == nullptr) return 0;
-    if (!v->is_number()) return fail(key, "must be a number"), 0;
-    return v->get<double>();
-  }
-  // False if it is missing.
-  bool flag(const char* key) {
-    if (!ok() || !object_.contains(key)) return false;
-    const Json& v = object_[key];
-    if (!v.is_boolean()) return fail(key, "must be true or false"), false;
-    return v.get<bool>();
-  }
-  const Json& array(const char* key) {
-    static const Json kEmpty = Json::array();
-    const Json* v = find(key);
-    if (v == nullptr) return kEmpty;
-    if (!v->is_array()) return fail(key, "must be an array"), kEmpty;
-    return *v;
-  }
-  void fail(std::string_view key, std::string_view what) {
-    if (status_.ok())
-      status_ = corrupt(
-          fmt::format("{}: {}{}{}", name_, key, key.empty() ? "" : ": ", what));
-  }
-  bool ok() const { return status_.ok(); }
-  const Status& status() const { return status_; }
+std::string hash(JsonReader& f, const char* key) {
+  std::string value = f.text(key, nullptr);
+  if (!is_hash(value)) f.refuse(key, "32 hex digits");
+  return value;
+}
 
- private:
-  const Json* find(const char* key) {
-    if (!ok()) return nullptr;
-    const auto it = object_.find(key);
-    if (it == object_.end()) return fail(key, "is missing"), nullptr;
-    return &*it;
-  }
-
-  const Json& object_;
-  std::string name_;
-  Status status_;
-};
-
-Result<std::vector<ShardEntry>> parse_shards(const Json& array,
+Result<std::vector<ShardEntry>> parse_shards(const nlohmann::json& array,
                                              const std::string& name) {
   std::vector<ShardEntry> shards;
-  for (const Json& item : array) {
-    Fields f(item, fmt::format("{}[{}]", name, shards.size()));
+  for (const nlohmann::json& item : array) {
+    JsonReader f(item, fmt::format("{}[{}]", name, shards.size()),
+                 Code::kCorrupt);
     ShardEntry s;
-    s.file = f.text("file");
-    s.tokens = f.count("tokens");
-    s.checksum = f.hash("checksum");
+    s.file = f.text("file", nullptr);
+    s.tokens = count(f, "tokens");
+    s.checksum = hash(f, "checksum");
     if (s.file.empty() || s.file[0] == '.' ||
         s.file.find_first_of(std::string_view("/\0", 2)) != std::string::npos)
-      f.fail("file", "must be a file name in the folder of the data set");
-    RETURN_IF_ERROR(f.status());
+      f.refuse("file", "a file name in the folder of the data set");
+    RETURN_IF_ERROR(f.problem());
     shards.push_back(std::move(s));
     if (total_tokens(shards) > kMaxCount)
       return corrupt(name + ": more than 2^53 tokens");
@@ -138,22 +82,23 @@ Result<std::vector<ShardEntry>> parse_shards(const Json& array,
   return shards;
 }
 
-Result<std::vector<MemberEntry>> parse_members(const Json& array,
+Result<std::vector<MemberEntry>> parse_members(const nlohmann::json& array,
                                                const std::string& name) {
   std::vector<MemberEntry> members;
-  for (const Json& item : array) {
-    Fields f(item, fmt::format("{}[{}]", name, members.size()));
+  for (const nlohmann::json& item : array) {
+    JsonReader f(item, fmt::format("{}[{}]", name, members.size()),
+                 Code::kCorrupt);
     MemberEntry m{
-        .name = f.text("name"),
-        .dir = f.text("dir"),
-        .weight = f.number("weight"),
-        .data_id = f.hash("data_id"),
-        .train_tokens = f.count("train_tokens", kMaxCount / kMostMembers),
-        .val_tokens = f.count("val_tokens", kMaxCount / kMostMembers)};
+        .name = f.text("name", nullptr),
+        .dir = f.text("dir", nullptr),
+        .weight = f.number("weight", 0),
+        .data_id = hash(f, "data_id"),
+        .train_tokens = count(f, "train_tokens", kMaxCount / kMostMembers),
+        .val_tokens = count(f, "val_tokens", kMaxCount / kMostMembers)};
     if (!(m.weight > 0 && m.weight <= 1e9))
-      f.fail("weight", "must be above 0 and at most 1e9");
-    if (m.dir.empty()) f.fail("dir", "must be a folder");
-    RETURN_IF_ERROR(f.status());
+      f.refuse("weight", "above 0 and at most 1e9");
+    if (m.dir.empty()) f.refuse("dir", "a folder");
+    RETURN_IF_ERROR(f.problem());
     members.push_back(std::move(m));
   }
   if (members.size() > kMostMembers)
@@ -228,36 +173,36 @@ std::string index_to_json(const Index& index) {
 }
 
 Result<Index> parse_index(std::string_view text, const std::string& name) {
-  const Json json = Json::parse(text, nullptr, /*allow_exceptions=*/false);
+  const auto json =
+      nlohmann::json::parse(text, nullptr, /*allow_exceptions=*/false);
   if (json.is_discarded()) return corrupt(name + ": not JSON (truncated?)");
-  Fields f(json, name);
-  if (f.text("format") != kFormat)
-    f.fail("format", fmt::format("must be \"{}\"", kFormat));
-  if (const int64_t version = f.count("version"); version != kVersion)
-    f.fail("version",
-           fmt::format("{}: this program supports {}", version, kVersion));
+  JsonReader f(json, name, Code::kCorrupt);
+  if (f.text("format", nullptr) != kFormat)
+    f.refuse("format", fmt::format("\"{}\"", kFormat));
+  if (count(f, "version") != kVersion)
+    f.refuse("version", std::to_string(kVersion));
   Index index;
-  index.data_id = f.hash("data_id");
-  index.source_id = f.hash("source_id");
-  index.tokenizer = f.text("tokenizer");
-  index.vocab_size = f.count("vocab_size", int64_t{1} << 31);
+  index.data_id = hash(f, "data_id");
+  index.source_id = hash(f, "source_id");
+  index.tokenizer = f.text("tokenizer", nullptr);
+  index.vocab_size = count(f, "vocab_size", int64_t{1} << 31);
   index.end_of_text = static_cast<int32_t>(
-      f.count("end_of_text", std::numeric_limits<int32_t>::max()));
+      count(f, "end_of_text", std::numeric_limits<int32_t>::max()));
   if (index.end_of_text >= index.vocab_size)
-    f.fail("end_of_text", "must be below vocab_size");
-  index.marked = f.flag("marked");
-  index.documents = f.count("documents");
-  index.text_bytes = static_cast<uint64_t>(f.count("text_bytes"));
-  const Json& train = f.array("train");
-  const Json& val = f.array("val");
-  for (const Json& item : f.array("inputs")) {
-    Fields g(item, name + ": inputs");
-    index.inputs.push_back({g.text("file"),
-                            static_cast<uint64_t>(g.count("bytes")),
-                            g.hash("xxh128")});
-    RETURN_IF_ERROR(g.status());
+    f.refuse("end_of_text", "below vocab_size");
+  index.marked = f.flag("marked", false);
+  index.documents = count(f, "documents");
+  index.text_bytes = static_cast<uint64_t>(count(f, "text_bytes"));
+  const nlohmann::json& train = f.array("train");
+  const nlohmann::json& val = f.array("val");
+  for (const nlohmann::json& item : f.array("inputs")) {
+    JsonReader g(item, name + ": inputs", Code::kCorrupt);
+    index.inputs.push_back({g.text("file", nullptr),
+                            static_cast<uint64_t>(count(g, "bytes")),
+                            hash(g, "xxh128")});
+    RETURN_IF_ERROR(g.problem());
   }
-  RETURN_IF_ERROR(f.status());
+  RETURN_IF_ERROR(f.problem());
   if (json.contains("members")) {
     ASSIGN_OR_RETURN(index.members,
                      parse_members(f.array("members"), name + ": members"));

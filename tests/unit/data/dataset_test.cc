@@ -622,12 +622,12 @@ TEST(Index, ComesBackFromJsonTheSameAndItsIdCoversTheShards) {
         << bad.status().message();
   };
   says("\"tokens\": 7", "\"tokens\": 8", "data_id");
-  says("\"tokens\": 7", "\"tokens\": -8", "i: train[1]: tokens: must be");
+  says("\"tokens\": 7", "\"tokens\": -8", "i: train[1]: tokens = -8: must be");
   says("val-00000", "../val", "must be a file name");
-  says("\"version\": 1", "\"version\": 2", "version: 2");
+  says("\"version\": 1", "\"version\": 2", "version = 2: must be 1");
   says("remesh-dataset", "other", "format");
   says("\"vocab_size\": 257", "\"vocab_size\": \"257\"", "vocab_size");
-  says("\"vocab_size\": 257,", "", "vocab_size: is missing");
+  says("\"vocab_size\": 257,", "", "vocab_size is missing");
   says("{", "", "not JSON");
   index.inputs.assign(600'000, {"/x/y.txt", 99, hash});
   const std::string many = index_to_json(index);
