@@ -183,12 +183,9 @@ int main(int argc, char** argv) {
   app.set_version_flag("--version", remesh::version_line("remesh-coordinator"));
   remesh::server::Arguments arguments;
   remesh::server::declare(app, &arguments);
-  remesh::report_usage_in_one_line(app);
-  try {
-    app.parse(argc, argv);
-  } catch (const CLI::ParseError& e) {
-    return app.exit(e) == 0 ? 0 : remesh::kExitUsage;
-  }
+  if (const auto ended =
+          remesh::parse_arguments<CLI::ParseError>(app, argc, argv))
+    return *ended;
   remesh::raise_file_limit();  // a connection per worker
   return remesh::server::run(arguments);
 }

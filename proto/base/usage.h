@@ -4,17 +4,33 @@
 
 #include <fmt/format.h>
 
+#include <exception>
+#include <optional>
 #include <string>
+
+#include "proto/base/exit_code.h"
 
 namespace remesh {
 
-// Wrong usage of the CLI::App is reported in one line, which names it.
-template <typename App>
-void report_usage_in_one_line(App& app) {
+// Parses the arguments of a CLI::App and runs what they ask for. Returns the
+// exit code if that is all: after the help, or wrong usage, which is reported
+// in one line that names the command. ParseError: CLI::ParseError.
+template <typename ParseError, typename App>
+std::optional<int> parse_arguments(App& app, int argc, char** argv) {
   app.failure_message([](const auto* failed, const auto& error) {
     const std::string& name = failed->get_name();
     return fmt::format("{}: {}; see {} --help\n", name, error.what(), name);
   });
+  try {
+    app.parse(argc, argv);
+  } catch (const ParseError& e) {
+    return app.exit(e) == 0 ? kExitOk : kExitUsage;
+  } catch (const std::exception& e) {
+    // Such as a standard output that cannot be written.
+    print_error(fmt::format("{}: {}\n", app.get_name(), e.what()));
+    return kExitFailed;
+  }
+  return std::nullopt;
 }
 
 // The option of a command that prints its result by print_json() then.

@@ -5,7 +5,6 @@
 #include <CLI/CLI.hpp>
 #include <algorithm>
 #include <cstdio>
-#include <exception>
 #include <memory>
 #include <string>
 #include <string_view>
@@ -279,17 +278,10 @@ int data_main(int argc, char** argv) {
     add_tokenizer_commands(app, &code);
   else
     add_data_commands(app, &code);
-  report_usage_in_one_line(app);
-  try {
-    const int skip = tokenizer ? 1 : 0;
-    app.parse(argc - skip, argv + skip);
-  } catch (const CLI::ParseError& e) {
-    return app.exit(e) == 0 ? 0 : kExitUsage;
-  } catch (const std::exception& e) {
-    // Such as a standard output that cannot be written.
-    std::fprintf(stderr, "%s: %s\n", app.get_name().c_str(), e.what());
-    return kExitFailed;
-  }
+  const int skip = tokenizer ? 1 : 0;
+  if (const auto ended =
+          parse_arguments<CLI::ParseError>(app, argc - skip, argv + skip))
+    return *ended;
   return check_output(app.get_name().c_str(), code);
 }
 

@@ -117,11 +117,8 @@ int main(int argc, char** argv) {
   app.add_flag("--core", o.core,
                "Without mpirun: print what is known of this host, or measure "
                "its cores and keep that");
-  remesh::report_usage_in_one_line(app);
-  try {
-    app.parse(argc, argv);
-  } catch (const CLI::ParseError& e) {
-    return app.exit(e) == 0 ? remesh::kExitOk : remesh::kExitUsage;
-  }
+  if (const auto ended =
+          remesh::parse_arguments<CLI::ParseError>(app, argc, argv))
+    return *ended;
   return remesh::measure::run(o);
 }

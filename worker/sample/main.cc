@@ -3,9 +3,7 @@
 #include <unistd.h>
 
 #include <CLI/CLI.hpp>
-#include <cstdio>
 #include <cstdlib>
-#include <exception>
 #include <string_view>
 
 #include "proto/base/exit_code.h"
@@ -28,17 +26,10 @@ int sample_main(int argc, char** argv) {
     add_eval_command(app, &code);
   else
     add_sample_command(app, &code);
-  report_usage_in_one_line(app);
-  try {
-    const int skip = eval ? 1 : 0;
-    app.parse(argc - skip, argv + skip);
-  } catch (const CLI::ParseError& e) {
-    return app.exit(e) == 0 ? kExitOk : kExitUsage;
-  } catch (const std::exception& e) {
-    // Such as a standard output that cannot be written.
-    std::fprintf(stderr, "%s: %s\n", app.get_name().c_str(), e.what());
-    return kExitFailed;
-  }
+  const int skip = eval ? 1 : 0;
+  if (const auto ended =
+          parse_arguments<CLI::ParseError>(app, argc - skip, argv + skip))
+    return *ended;
   return check_output(app.get_name().c_str(), code);
 }
 

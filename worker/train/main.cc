@@ -150,13 +150,9 @@ int main(int argc, char** argv) {
   app.add_option("--board-fd", args.board_fd,
                  "inherited descriptor of the board; without it the trainer "
                  "runs standalone");
-  remesh::report_usage_in_one_line(app);
-  try {
-    app.parse(argc, argv);
-  } catch (const CLI::ParseError& e) {
-    const int rc = app.exit(e);
-    return rc == 0 ? 0 : remesh::kExitUsage;
-  }
+  if (const auto ended =
+          remesh::parse_arguments<CLI::ParseError>(app, argc, argv))
+    return *ended;
   if (args.board_fd >= 0) {
     signal(SIGTERM, SIG_IGN);
     signal(SIGINT, SIG_IGN);

@@ -166,12 +166,8 @@ int worker_main(int argc, char** argv) {
   add_options(app, options, &group);
   CleanOptions cleaning;
   add_clean_options(app, &cleaning);
-  report_usage_in_one_line(app);
-  try {
-    app.parse(argc, argv);
-  } catch (const CLI::ParseError& e) {
-    return app.exit(e) == 0 ? 0 : kExitUsage;
-  }
+  if (const auto ended = parse_arguments<CLI::ParseError>(app, argc, argv))
+    return *ended;
   if (cleaning.clean) return clean(cleaning, options.state_folder);
   if (options.connect.empty())
     return fail(kExitUsage, "--connect is required; see remesh-worker --help");
