@@ -226,46 +226,23 @@ std::string allowed_text(const Field& key) {
   }
 }
 
-namespace {
-
-std::string set_list(File& file, const Field& key, const Value& value) {
-  const auto* texts = std::get_if<Texts>(&value);
-  if (texts == nullptr) return "must be " + allowed_text(key);
-  if (std::string problem = check_texts(key, *texts); !problem.empty())
-    return problem;
-  File* section = section_of(file, key);
-  const google::protobuf::Reflection& set = *section->GetReflection();
-  set.ClearField(section, &key);
-  for (const std::string& text : *texts) set.AddString(section, &key, text);
-  return "";
-}
-
-}  // namespace
-
 std::string set_key(File& file, const Field& key, const Value& value) {
-  if (key.is_repeated()) return set_list(file, key, value);
   Value typed = value;
-  bool right = false;
-  switch (key.cpp_type()) {
-    case Field::CPPTYPE_BOOL:
-      right = std::holds_alternative<bool>(value);
-      break;
-    case Field::CPPTYPE_STRING:
-      right = std::holds_alternative<std::string>(value);
-      break;
-    case Field::CPPTYPE_DOUBLE:
-      if (const auto* i = std::get_if<int64_t>(&value))
-        typed = static_cast<double>(*i);
-      right = std::holds_alternative<double>(typed);
-      break;
-    default:
-      right = std::holds_alternative<int64_t>(value);
-  }
-  if (!right) return "must be " + allowed_text(key);
+  if (const auto* i = std::get_if<int64_t>(&value);
+      i != nullptr && key.cpp_type() == Field::CPPTYPE_DOUBLE)
+    typed = static_cast<double>(*i);
+  if (typed.index() != default_value(key).index())
+    return "must be " + allowed_text(key);
   if (std::string problem = check_value(key, typed); !problem.empty())
     return problem;
   File* section = section_of(file, key);
   const google::protobuf::Reflection& set = *section->GetReflection();
+  if (key.is_repeated()) {
+    set.ClearField(section, &key);
+    for (const std::string& text : std::get<Texts>(typed))
+      set.AddString(section, &key, text);
+    return "";
+  }
   switch (key.cpp_type()) {
     case Field::CPPTYPE_BOOL:
       set.SetBool(section, &key, std::get<bool>(typed));
