@@ -77,7 +77,8 @@ Result<int> Children::start(int child, const std::vector<std::string>& argv,
                                     .input = input,
                                     .output_fd = log_fd,
                                     .patience_ms = -1,
-                                    .oom_victim = false});
+                                    .oom_victim = false,
+                                    .keep_ignored = true});
   close(log_fd);
   if (!started.ok()) return started.status();
   if (started->pidfd >= 0) close(started->pidfd);

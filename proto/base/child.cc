@@ -29,6 +29,7 @@ struct ChildPlan {
   int pass_fd = -1;
   int error_fd = -1;
   bool oom_victim = false;
+  bool keep_ignored = false;
   pid_t parent = 0;
 };
 
@@ -39,8 +40,10 @@ struct ChildPlan {
   _exit(127);
 }
 
-void reset_signals() {
-  for (int s = 1; s < 65; ++s) signal(s, SIG_DFL);
+void reset_signals(bool keep_ignored) {
+  for (const int s : {SIGINT, SIGPIPE, SIGTERM}) signal(s, SIG_DFL);
+  // Handlers end with exec.
+  for (int s = 1; s < 65 && !keep_ignored; ++s) signal(s, SIG_DFL);
   sigset_t none;
   sigemptyset(&none);
   sigprocmask(SIG_SETMASK, &none, nullptr);
@@ -63,7 +66,7 @@ void prefer_as_oom_victim() {
   if (prctl(PR_SET_PDEATHSIG, SIGKILL) != 0) fail_child(plan.error_fd);
   if (getppid() != plan.parent) _exit(127);  // it died before the prctl
   setpgid(0, 0);
-  reset_signals();
+  reset_signals(plan.keep_ignored);
   if (plan.oom_victim) prefer_as_oom_victim();
   const int in = open(plan.input, O_RDONLY);
   const int out =
@@ -115,6 +118,7 @@ Result<Child> start_child(const ChildOptions& options) {
                        .pass_fd = options.pass_fd,
                        .error_fd = ends[1],
                        .oom_victim = options.oom_victim,
+                       .keep_ignored = options.keep_ignored,
                        .parent = getpid()};
   const pid_t pid = fork();
   if (pid == 0) run_child(plan);

@@ -4,7 +4,7 @@
 //   - has its own process group;
 //   - dies with the thread that started it (PR_SET_PDEATHSIG), so start it from
 //     a thread that lives as long as the program;
-//   - has all signals unblocked and at their defaults;
+//   - has all signals unblocked, and at their defaults but for `keep_ignored`;
 //   - inherits no descriptors but 0, 1, 2 and `pass_fd`.
 #pragma once
 
@@ -29,6 +29,9 @@ struct ChildOptions {
   // Of start_child(), until the program is executed; -1: unlimited.
   int patience_ms = 250;
   bool oom_victim = true;  // the preferred victim of the OOM killer
+  // What this process ignores the child ignores, as under nohup, but for
+  // SIGINT, SIGPIPE and SIGTERM.
+  bool keep_ignored = false;
 };
 inline constexpr int kChildFd = 3;
 
