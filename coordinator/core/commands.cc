@@ -23,15 +23,17 @@ Result<Event> drain(const std::string& worker, const CommandInputs& in) {
                                  names.empty() ? "none" : join(names)));
   }
   if (m->draining) return Event();
-  // Workers that are gone need not be remembered.
+  // Workers that have left need not be remembered.
   auto* drained = in.durable->mutable_draining();
   for (int i = drained->size() - 1; i >= 0; --i)
-    if (!in.roster->considers_live(drained->Get(i).name(),
+    if (!drained->Get(i).unfinished() &&
+        !in.roster->considers_live(drained->Get(i).name(),
                                    drained->Get(i).incarnation()))
       drained->DeleteSubrange(i, 1);
   pb::Durable::Member* d = drained->Add();
   d->set_name(worker);
   d->set_incarnation(m->report.incarnation());
+  d->set_unfinished(true);
   in.roster->drain(worker);
   return Event(event(events::kDrain, {.worker = worker}));
 }

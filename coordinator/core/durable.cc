@@ -24,6 +24,7 @@ pb::Durable restore(const Options& options, int64_t known_generation,
     d.clear_cause();
     d.clear_refusals();
     d.clear_host_faults();
+    d.clear_draining();
   }
   if (d.run_id() == 0) d.set_run_id(options.run_id);
   // The run's number, which outlives its journal, so that without the journal
@@ -100,8 +101,18 @@ bool drains(const pb::Durable& durable, const std::string& worker,
             uint64_t incarnation) {
   const auto& all = durable.draining();
   return std::any_of(all.begin(), all.end(), [&](const auto& d) {
-    return d.name() == worker && d.incarnation() == incarnation;
+    return d.name() == worker &&
+           (d.unfinished() || d.incarnation() == incarnation);
   });
+}
+
+void finish_drain(const std::string& worker, uint64_t incarnation,
+                  pb::Durable* durable) {
+  for (pb::Durable::Member& d : *durable->mutable_draining()) {
+    if (d.name() != worker || !d.unfinished()) continue;
+    d.set_incarnation(incarnation);
+    d.clear_unfinished();
+  }
 }
 
 bool refuses(const pb::Refusals& refusals, const std::string& checkpoint) {

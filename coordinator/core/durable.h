@@ -48,9 +48,13 @@ std::set<std::string> hosts_with_ranks(const pb::Durable& durable);
 // Sets Assignment.num_ranks.
 void count_ranks(pb::Assignment* assignment);
 
-// Whether a command asked this incarnation of the worker to leave.
+// Whether a command asked this incarnation of the worker to leave, or one
+// before it that had not been told.
 bool drains(const pb::Durable& durable, const std::string& worker,
             uint64_t incarnation);
+// This incarnation was told to leave and is gone: a later one is not drained.
+void finish_drain(const std::string& worker, uint64_t incarnation,
+                  pb::Durable* durable);
 
 // Whether this checkpoint failed to load before.
 bool refuses(const pb::Refusals& refusals, const std::string& checkpoint);

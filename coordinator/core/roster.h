@@ -97,6 +97,7 @@ class Roster {
     std::string detail;        // kLost: why; kJoined, kReturned: what it offers
     uint64_t incarnation = 0;  // of the worker that was lost
     bool leaving = false;      // the lost worker was about to leave
+    bool sent_away = false;    // it was told to
   };
   using Changes = std::vector<MembershipChange>;
 

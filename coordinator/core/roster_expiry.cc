@@ -42,7 +42,8 @@ Roster::MembershipChange Roster::lost(const std::string& worker,
           .worker = worker,
           .detail = why,
           .incarnation = m.report.incarnation(),
-          .leaving = m.leaving()};
+          .leaving = m.leaving(),
+          .sent_away = m.sent_away};
 }
 
 // Nobody else could be heard, either: all have time again.

@@ -253,6 +253,41 @@ TEST(PastSteps, AreThoseOnTheDataOfTheJob) {
   }
 }
 
+// Its service manager restarts a worker that crashes.
+TEST(Drain, TakesEveryLifeOfAWorkerUntilOneWasSentAway) {
+  Options o;
+  o.job = small_job();
+  o.job.mutable_elastic()->set_keep_state(false);
+  o.restored = running({"a", "b"});
+  std::optional<Coordinator> core(o);
+  (void)core->start(0);
+  (void)core->on(ReportReceived{running_report("a", 1, 0, 1)}, 10);
+  (void)core->on(ReportReceived{running_report("b", 1, 1, 1)}, 10);
+  pb::Command drain;
+  drain.set_kind(pb::Command::DRAIN);
+  drain.set_worker("b");
+  (void)core->on(CommandReceived{1, drain}, 20);
+  EXPECT_EQ(core->durable().phase(), pb::Durable::FINISHING);
+  // What the incarnation of b is told when it joins.
+  const auto told = [&](uint64_t incarnation, int64_t now_ms) {
+    pb::Directive::Goal goal = pb::Directive::UNKNOWN;
+    for (const SendDirective& s : all_of<SendDirective>(
+             core->on(ReportReceived{report("b", 1, incarnation)}, now_ms)))
+      if (s.directive.worker() == "b") goal = s.directive.goal();
+    return goal;
+  };
+  EXPECT_EQ(told(2, 30), pb::Directive::LEAVE);
+  // The coordinator is restarted, too.
+  o.restored = core->durable();
+  core.emplace(o);
+  (void)core->start(40);
+  EXPECT_EQ(told(3, 50), pb::Directive::LEAVE);
+  (void)core->on(PeerLost{"b", ""}, 60);
+  (void)core->on(Tick{}, 110);
+  EXPECT_FALSE(core->considers_live("b", 3));
+  EXPECT_EQ(told(4, 120), pb::Directive::IDLE) << "started again by hand";
+}
+
 // A coordinator that did not run for a while has not heard of every worker.
 TEST(End, IsSentToWorkersThatWereSilentDuringAnAbsence) {
   OneWorker idle;
