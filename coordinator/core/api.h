@@ -3,6 +3,7 @@
 #pragma once
 
 #include <cstdint>
+#include <memory>
 #include <optional>
 #include <string>
 #include <variant>
@@ -81,9 +82,17 @@ using Input = std::variant<Tick, ReportReceived, FenceReceived, PeerLost,
 struct Persist {
   pb::Durable durable;
 };
-// Send to directive.worker().
+// Send whole() to directive.worker().
 struct SendDirective {
-  pb::Directive directive;
+  pb::Directive directive;  // without its assignment, which is large
+  // That of a generation is shared by the directives of all workers.
+  std::shared_ptr<const pb::Assignment> assignment;  // with PREPARE
+
+  pb::Directive whole() const {
+    pb::Directive out = directive;
+    if (assignment) *out.mutable_assignment() = *assignment;
+    return out;
+  }
 };
 struct SendFence {
   std::string worker;

@@ -295,7 +295,7 @@ void Coordinator::reconcile() {
 }
 
 void Coordinator::send_directives() {
-  for (pb::Directive& d : directives_.due({.view = view(),
+  for (SendDirective& d : directives_.due({.view = view(),
                           .options = options_,
                           .policy = policy_,
                           .retention = retention_,
@@ -303,7 +303,7 @@ void Coordinator::send_directives() {
                           .adopted = adopted(),
                           .synced_step = synced_step_},
                                           &roster_))
-    act(SendDirective{std::move(d)});
+    act(std::move(d));
 }
 
 void Coordinator::reconcile_waiting() {

@@ -52,13 +52,14 @@ Roster::Said Directives::what_to_say(const Inputs& in, const std::string& name,
   return s;
 }
 
-pb::Directive Directives::directive_of(const Inputs& in,
+SendDirective Directives::directive_of(const Inputs& in,
                                        const Roster::Said& said,
                                        const std::string& name,
                                        const Roster::Member& m) {
   const pb::Durable& durable = in.view.durable;
   const pb::Job& job = in.options.job;
-  pb::Directive d;
+  SendDirective out;
+  pb::Directive& d = out.directive;
   d.set_generation(said.generation);
   d.set_goal(said.goal);
   d.set_checkpoint_request(said.checkpoint_request);
@@ -79,8 +80,12 @@ pb::Directive Directives::directive_of(const Inputs& in,
                        durable.phase() == pb::Durable::ABORTING) &&
                       in.retention.holds_unsaved_step(in.view, m));
   if (said.want_fences) d.set_want_fences(true);
-  if (said.goal == pb::Directive::PREPARE)
-    *d.mutable_assignment() = durable.assignment();
+  if (said.goal == pb::Directive::PREPARE) {
+    if (!assignment_ || assignment_->generation() != said.generation)
+      assignment_ =
+          std::make_shared<const pb::Assignment>(durable.assignment());
+    out.assignment = assignment_;
+  }
   wire::set_protocol(in.options.protocol, &d);
   d.set_epoch(durable.epoch());
   d.set_proof(proof_of(in.options.secret, d.epoch(), d.generation()));
@@ -94,10 +99,10 @@ pb::Directive Directives::directive_of(const Inputs& in,
   d.set_job(job.job().name());
   d.set_want_hardware(in.policy.wants_hardware() && !m.hardware_known);
   if (in.retention.keeps_state()) d.set_state_job(durable.state_job());
-  return d;
+  return out;
 }
 
-std::vector<pb::Directive> Directives::due(const Inputs& in, Roster* roster) {
+std::vector<SendDirective> Directives::due(const Inputs& in, Roster* roster) {
   constexpr int64_t kResendMs = 250;
   // Assignments are repeated once a link of 1 Gb/s can have delivered those of
   // all workers.
@@ -105,7 +110,7 @@ std::vector<pb::Directive> Directives::due(const Inputs& in, Roster* roster) {
   const pb::Assignment& a = in.view.durable.assignment();
   const int64_t delivery_ms =
       int64_t{a.ranks_size()} * a.workers_size() / kRanksPerMs;
-  std::vector<pb::Directive> out;
+  std::vector<SendDirective> out;
   for (const auto& [name, m] : roster->members()) {
     if (!m.reachable()) continue;
     const Roster::Said said = what_to_say(in, name, m);

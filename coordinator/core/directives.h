@@ -3,6 +3,7 @@
 #pragma once
 
 #include <cstdint>
+#include <memory>
 #include <string>
 #include <vector>
 
@@ -31,18 +32,19 @@ class Directives {
   void request_checkpoint() { ++checkpoint_request_; }
   // Those to send now, of which the roster takes a note. A directive is sent
   // when it says something new, and repeated in case it was lost.
-  std::vector<pb::Directive> due(const Inputs& in, Roster* roster);
+  std::vector<SendDirective> due(const Inputs& in, Roster* roster);
 
  private:
   Roster::Said what_to_say(const Inputs& in, const std::string& name,
                            const Roster::Member& m) const;
-  pb::Directive directive_of(const Inputs& in, const Roster::Said& said,
+  SendDirective directive_of(const Inputs& in, const Roster::Said& said,
                              const std::string& name, const Roster::Member& m);
 
   // One sequence for all workers, so that a worker that returns after it was
   // declared dead never sees the numbers go backwards.
   uint64_t seq_ = 0;
-  int64_t checkpoint_request_ = 0;  // number of the last one
+  int64_t checkpoint_request_ = 0;                    // number of the last one
+  std::shared_ptr<const pb::Assignment> assignment_;  // prepared last
 };
 
 }  // namespace remesh::core

@@ -352,9 +352,7 @@ class DaemonImpl : public Daemon {
         a.durable.SpaceUsedLong(), a.durable.epoch());
   }
 
-  void act(const core::SendDirective& a) {
-    mail_->send(a.directive, monotonic_ms());
-  }
+  void act(const core::SendDirective& a) { mail_->send(a, monotonic_ms()); }
 
   void act(const core::SendFence& a) { mail_->send(a.worker, a.fence); }
 

@@ -25,8 +25,8 @@ std::vector<std::string> WorkerMail::workers_at(
   return out;
 }
 
-void WorkerMail::send(const pb::Directive& directive, int64_t now_ms) {
-  const auto found = places_.find(directive.worker());
+void WorkerMail::send(const core::SendDirective& directive, int64_t now_ms) {
+  const auto found = places_.find(directive.directive.worker());
   if (found == places_.end()) return;
   Place& place = found->second;
   place.held = directive;
@@ -57,10 +57,10 @@ void WorkerMail::release(Place& place, int64_t now_ms) {
 }
 
 void WorkerMail::send_again(Place& place, int64_t now_ms) {
-  place.sent->set_seq(++seq_);
+  place.sent->directive.set_seq(++seq_);
   place.sent_ms = now_ms;
   pb::Envelope out;
-  *out.mutable_directive() = *place.sent;
+  *out.mutable_directive() = place.sent->whole();
   send(place, std::move(out));
 }
 

@@ -16,6 +16,7 @@
 #include <utility>
 #include <vector>
 
+#include "coordinator/core/api.h"
 #include "coordinator/server/outbox.h"
 #include "proto/control.pb.h"
 #include "proto/wire/channel.h"
@@ -38,7 +39,7 @@ class WorkerMail {
   std::vector<std::string> workers_at(const wire::PeerId& peer) const;
 
   // Nothing is sent to a worker that has not reported yet.
-  void send(const pb::Directive& directive, int64_t now_ms);
+  void send(const core::SendDirective& directive, int64_t now_ms);
   // At once: its generation runs, so it is in the journal.
   void send(const std::string& worker, const pb::FenceOut& fence);
   // Sends what is due. Call it when something was written, and at every tick.
@@ -48,9 +49,9 @@ class WorkerMail {
   struct Place {
     wire::PeerId peer;
     uint64_t incarnation = 0;
-    std::optional<pb::Directive> sent;  // the newest
+    std::optional<core::SendDirective> sent;  // the newest
     int64_t sent_ms = 0;
-    std::optional<pb::Directive> held;
+    std::optional<core::SendDirective> held;
     uint64_t held_after = 0;  // the write before it
   };
 

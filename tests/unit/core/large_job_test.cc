@@ -4,6 +4,8 @@
 
 #include <algorithm>
 #include <random>
+#include <set>
+#include <string>
 #include <variant>
 #include <vector>
 
@@ -91,6 +93,35 @@ TEST_F(Prepared, ALateDecisionDeclaresNobodyDead) {
   (void)core_->settle(60'000);
   EXPECT_EQ(core_->durable().phase(), pb::Durable::RUNNING);
   EXPECT_TRUE(core_->considers_live("a", 1));
+}
+
+// A plan has the place of every rank and state, and every worker is told it.
+TEST(Directives, OfAGenerationShareItsPlan) {
+  Options o;
+  o.job.mutable_train()->set_steps(10);
+  o.job.mutable_train()->set_global_batch_size(2);
+  o.job.mutable_train()->set_local_batch_size(1);
+  o.job.mutable_elastic()->set_join_window_ms(0);
+  o.job.mutable_elastic()->set_dead_after_ms(5000);
+  Coordinator core(std::move(o));
+  (void)core.start(0);
+  for (const char* worker : {"a", "b"})
+    (void)core.on(ReportReceived{report(worker, 1), ""}, 1);
+  std::vector<Action> actions = core.on(CheckpointsScanned{}, 2);
+  for (Action& again : core.on(Tick{}, 290))
+    actions.push_back(std::move(again));
+  const std::string plan = core.durable().assignment().SerializeAsString();
+  std::set<const pb::Assignment*> plans;
+  std::multiset<std::string> told;
+  for (const SendDirective& s : all_of<SendDirective>(actions)) {
+    if (s.directive.goal() != pb::Directive::PREPARE) continue;
+    EXPECT_FALSE(s.directive.has_assignment());
+    EXPECT_EQ(s.whole().assignment().SerializeAsString(), plan);
+    plans.insert(s.assignment.get());
+    told.insert(s.directive.worker());
+  }
+  EXPECT_EQ(told, (std::multiset<std::string>{"a", "a", "b", "b"}));
+  EXPECT_EQ(plans.size(), 1U);
 }
 
 // The queries by name against a look at every entry.
