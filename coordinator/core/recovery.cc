@@ -437,13 +437,14 @@ std::set<std::string> Recovery::hosts_needed(const Candidates& candidates,
                                              const Inputs& in, int64_t step,
                                              const std::string& build) const {
   const auto all = hosts_of_build(in.view, build, /*cordoned_first=*/true);
-  std::set<std::string> hosts(all.begin(), all.end());
-  for (const std::string& host : all) {
-    hosts.erase(host);
-    if (hosts.empty() || choose(candidates, in, hosts).step < step)
-      hosts.insert(host);
-  }
-  return hosts;
+  const auto well = std::find_if(all.begin(), all.end(), [&](const auto& h) {
+    return !is_cordoned(in.view.durable.host_faults(), h);
+  });
+  for (const auto first : {well, all.begin()})
+    if (const StateChoice c = choose(candidates, in, {first, all.end()});
+        first != all.end() && c.step >= step)
+      return fewest_hosts(candidates.inventory, c, all);
+  return {all.begin(), all.end()};
 }
 
 // A placement that can start from a newer state than `option`, if there is one:

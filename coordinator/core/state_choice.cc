@@ -249,4 +249,26 @@ StateChoice choose_state(const ParamTable* table, const Inventory& in) {
   return c;
 }
 
+std::set<std::string> fewest_hosts(const Inventory& in, const StateChoice& c,
+                                   const std::vector<std::string>& order) {
+  std::map<int, std::set<std::string>> holders;  // by part
+  std::map<std::string, std::set<int>> parts;    // by host
+  for (const size_t i : c.sources) {
+    const Holding& h = in.holdings[i];
+    const int part = replica_group(h.sharding, h.rank);
+    holders[part].insert(h.host);
+    parts[h.host].insert(part);
+  }
+  std::set<std::string> out;
+  for (const std::string& host : order) {
+    const std::set<int>& its = parts[host];
+    if (std::any_of(its.begin(), its.end(),
+                    [&](int p) { return holders[p].size() == 1; }))
+      out.insert(host);
+    else
+      for (const int p : its) holders[p].erase(host);
+  }
+  return out;
+}
+
 }  // namespace remesh::core

@@ -85,4 +85,11 @@ struct StateChoice {
 StateChoice choose_state(const geometry::ParamTable* table,
                          const Inventory& inventory);
 
+// Hosts that together hold every part of the state in memory that was chosen
+// from the inventory: those that are left when each host in turn, in that
+// order, is left out if the others hold what it has.
+std::set<std::string> fewest_hosts(const Inventory& inventory,
+                                   const StateChoice& choice,
+                                   const std::vector<std::string>& order);
+
 }  // namespace remesh::core

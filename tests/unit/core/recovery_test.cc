@@ -10,6 +10,7 @@
 #include <vector>
 
 #include "coordinator/core/assignment.h"
+#include "coordinator/core/cordons.h"
 #include "coordinator/core/state_choice.h"
 #include "coordinator/core/state_retention.h"
 #include "parallel/geometry/param_table.h"
@@ -50,7 +51,7 @@ class MemoryRecovery : public ::testing::Test {
   }
 
   // The worker reports that it has that rank's state of step 10.
-  void holds(const std::string& worker, int rank) {
+  void holds(const std::string& worker, int rank, int64_t generation = 1) {
     pb::Report r = report(worker, ++seq_);
     r.set_has_inventory(true);
     pb::StateHolding* h = r.add_holdings();
@@ -58,7 +59,7 @@ class MemoryRecovery : public ::testing::Test {
     sharding.bounds = {0, 2};
     const auto shard = geometry::make_rank_shard(table_, sharding, rank);
     h->set_step(10);
-    h->set_generation(1);
+    h->set_generation(generation);
     h->set_rank(rank);
     pb::Sharding* s = h->mutable_sharding();
     s->mutable_mesh()->set_dp(2);
@@ -221,6 +222,23 @@ TEST_F(MemoryRecovery, AStateThatTheNextMeshCannotReachIsRescued) {
   EXPECT_EQ(d.placement.layout, (geometry::Layout{.dp = 2}));
   EXPECT_EQ(hosts_of(d.placement, roster_),
             (std::set<std::string>{"host-a", "host-b"}));
+}
+
+// Generation 2 restored step 10, and then ended.
+TEST_F(MemoryRecovery, ARescueUsesNoCordonedHostWhereOthersHoldTheState) {
+  holds("a", 0);
+  holds("b", 1);
+  holds("c", 0, 2);
+  holds("d", 1, 2);
+  durable_.set_generation(2);
+  cordon("host-b", "", {}, /*now_s=*/0, durable_.mutable_host_faults());
+  durable_.mutable_mesh_request()->set_scale(1);
+  const Recovery::Decision d = decide();
+  ASSERT_EQ(d.kind, Kind::kRestore);
+  EXPECT_TRUE(d.rescue);
+  EXPECT_EQ(d.source.step(), 10);
+  EXPECT_EQ(hosts_of(d.placement, roster_),
+            (std::set<std::string>{"host-c", "host-d"}));
 }
 
 TEST_F(MemoryRecovery, WithoutARescueTheCheckpointIsUsed) {

@@ -7,7 +7,10 @@
 #include <map>
 #include <optional>
 #include <random>
+#include <set>
+#include <string>
 #include <tuple>
+#include <vector>
 
 #include "parallel/geometry/schedule.h"
 #include "tests/testing/pieces.h"
@@ -344,6 +347,39 @@ TEST(StateChoice, AStepIsReadFromTheGenerationThatMadeIt) {
   EXPECT_EQ(choose_state(&table, in).generation, 1);
   in.refused = {{1, 12}};
   EXPECT_EQ(choose_state(&table, in).generation, 2);
+}
+
+TEST(FewestHosts, HoldTheStateAndNoneOfThemIsLeftOver) {
+  const uint32_t seed = test_seed();
+  SCOPED_TRACE(seed);
+  std::mt19937 random(seed);
+  const ParamTable table = small_model();
+  Known known(table);
+  std::vector<std::string> order = {"host-a", "host-b", "host-c", "host-d"};
+  int left_out = 0;
+  for (int i = 0; i < 1000; ++i) {
+    const Inventory in = random_inventory(random, known);
+    const StateChoice c = choose_state(&table, in);
+    std::shuffle(order.begin(), order.end(), random);
+    const std::set<std::string> hosts = fewest_hosts(in, c, order);
+    std::vector<const Holding*> held;
+    std::map<int, std::set<std::string>> holders;  // by part
+    for (const size_t k : c.sources) {
+      const Holding& h = in.holdings[k];
+      if (!hosts.contains(h.host)) {
+        ++left_out;
+        continue;
+      }
+      held.push_back(&h);
+      holders[replica_group(h.sharding, h.rank)].insert(h.host);
+    }
+    ASSERT_EQ(whole(known, held), c.kind == StateChoice::Kind::kMemory);
+    std::set<std::string> needed;
+    for (const auto& [part, its] : holders)
+      if (its.size() == 1) needed.insert(*its.begin());
+    ASSERT_EQ(needed, hosts);
+  }
+  EXPECT_GT(left_out, 100);
 }
 
 TEST(StateChoice, NamesTheLostStepsWhenNothingIsLeft) {
