@@ -47,31 +47,37 @@ bool has_joined(const pb::RankStatus& a, const pb::RankStatus& b) {
          y.number() >= x.number();
 }
 
-// The ranks whose part in its operation a waiting rank is missing.
-std::vector<size_t> missed_by(const std::vector<RankView>& ranks, size_t i) {
+// The ranks whose part in its operation a waiting rank is missing. by_rank:
+// where they are in `ranks`.
+std::vector<size_t> missed_by(const std::vector<RankView>& ranks,
+                              const std::map<int, size_t>& by_rank, size_t i) {
   const pb::RankStatus& a = *ranks[i].status;
   std::vector<size_t> out;
-  for (size_t j = 0; j < ranks.size(); ++j) {
-    const pb::RankStatus& b = *ranks[j].status;
-    if (j == i) continue;
-    const auto& members = a.at().ranks();
-    const bool concerned =
-        a.at().has_peer()
-            ? a.at().peer() == b.rank()
-            : members.empty() || std::find(members.begin(), members.end(),
-                                           b.rank()) != members.end();
-    if (concerned && (a.at().has_peer() || !has_joined(a, b))) out.push_back(j);
-  }
+  const auto look_at = [&](size_t j) {
+    if (j != i && (a.at().has_peer() || !has_joined(a, *ranks[j].status)))
+      out.push_back(j);
+  };
+  const auto look_for = [&](int rank) {
+    if (const auto it = by_rank.find(rank); it != by_rank.end())
+      look_at(it->second);
+  };
+  if (a.at().has_peer())
+    look_for(a.at().peer());
+  else if (a.at().ranks().empty())
+    for (size_t j = 0; j < ranks.size(); ++j) look_at(j);
+  else
+    for (const int rank : a.at().ranks()) look_for(rank);
   return out;
 }
 
-// Rank i and every rank that it waits for, directly or through others.
+// Rank i and every rank that it waits for, directly or through others; no
+// further once it is `enough` of them.
 std::vector<size_t> waited_for(const std::vector<std::vector<size_t>>& missed,
-                               size_t i) {
+                               size_t i, size_t enough) {
   std::vector<bool> seen(missed.size(), false);
   std::vector<size_t> out = {i};
   seen[i] = true;
-  for (size_t at = 0; at < out.size(); ++at)
+  for (size_t at = 0; at < out.size() && out.size() < enough; ++at)
     for (const size_t j : missed[out[at]]) {
       if (seen[j]) continue;
       seen[j] = true;
@@ -82,20 +88,23 @@ std::vector<size_t> waited_for(const std::vector<std::vector<size_t>>& missed,
 
 // If all ranks wait: those that wait only for each other.
 std::vector<size_t> smallest_cycle(const std::vector<RankView>& ranks) {
+  std::map<int, size_t> by_rank;
+  for (size_t i = 0; i < ranks.size(); ++i)
+    by_rank[ranks[i].status->rank()] = i;
   std::vector<std::vector<size_t>> missed;
   for (size_t i = 0; i < ranks.size(); ++i)
-    missed.push_back(missed_by(ranks, i));
-  std::vector<size_t> cycle;
+    missed.push_back(missed_by(ranks, by_rank, i));
+  std::vector<size_t> cycle(ranks.size() + 1);
   for (size_t i = 0; i < ranks.size(); ++i) {
-    std::vector<size_t> b = waited_for(missed, i);
-    if (cycle.empty() || b.size() < cycle.size()) cycle = std::move(b);
+    std::vector<size_t> b = waited_for(missed, i, cycle.size());
+    if (b.size() < cycle.size()) cycle = std::move(b);
   }
   return cycle;
 }
 
 // The rank of that cycle that waits in the earliest operation.
-size_t earliest_waiter(const std::vector<RankView>& ranks) {
-  const std::vector<size_t> cycle = smallest_cycle(ranks);
+size_t earliest_waiter(const std::vector<RankView>& ranks,
+                       const std::vector<size_t>& cycle) {
   const auto key = [&](size_t i) {
     const pb::RankStatus& s = *ranks[i].status;
     return std::make_tuple(s.step(), s.at().number(), s.rank());
@@ -234,7 +243,9 @@ Stuck find_stuck(const std::vector<RankView>& ranks) {
     best_key = key;
   }
   if (best) return {.rank = *best};
-  return {.rank = earliest_waiter(ranks), .lost_message = true};
+  Stuck out{.lost_message = true, .cycle = smallest_cycle(ranks)};
+  out.rank = earliest_waiter(ranks, out.cycle);
+  return out;
 }
 
 std::string stuck_text(const std::vector<RankView>& ranks, const Stuck& stuck) {
@@ -269,7 +280,7 @@ std::vector<Link> silent_links(const std::vector<RankView>& ranks,
   const auto add = [&](const std::string& a, const std::string& b) {
     if (a != b) links.insert(std::minmax(a, b));
   };
-  for (const size_t i : smallest_cycle(ranks))
+  for (const size_t i : stuck.cycle)
     for (const RankView& other : ranks)
       if (ranks[i].status->at().has_peer() &&
           ranks[i].status->at().peer() == other.status->rank())

@@ -94,6 +94,7 @@ struct Stuck {
   // Every rank waits for another, so a message was lost. Then `rank` is only a
   // witness: the one that waits in the earliest operation.
   bool lost_message = false;
+  std::vector<size_t> cycle;  // then: ranks that wait only for each other
 };
 // Finds the rank to blame among ranks that are alive and stalled. REQUIRES: at
 // least one.
