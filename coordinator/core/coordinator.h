@@ -90,10 +90,10 @@ class Coordinator {
   // now_ms: monotonic, milliseconds. The first actions come from start().
   std::vector<Action> start(int64_t now_ms);
   std::vector<Action> on(const Input& input, int64_t now_ms);
-  // For reports and fences, of which a large job sends thousands a second, and
-  // for questions: what must be answered at once. What they mean for the job as
-  // a whole is decided in settle() for all of them, or before the next other
-  // input.
+  // For reports and fences, of which a large job sends thousands a second, for
+  // connections, which may all end at once, and for questions. What they mean
+  // for the job as a whole is decided in settle() for all of them, or before
+  // the next other input.
   std::vector<Action> take(const Input& input, int64_t now_ms);
   std::vector<Action> settle(int64_t now_ms);
 

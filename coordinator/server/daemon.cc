@@ -309,7 +309,7 @@ class DaemonImpl : public Daemon {
       rates_.forget(peer);
       clients_.forget(peer);
       for (std::string& name : mail_->workers_at(peer))
-        dispatch(core::PeerLost{std::move(name)});
+        take(core::PeerLost{std::move(name)});
     }
   }
 

@@ -87,6 +87,16 @@ TEST_F(Prepared, AQuestionIsAnsweredWithoutADecision) {
   EXPECT_EQ(core_->durable().phase(), pb::Durable::PREPARING);
 }
 
+// All connections may be closed at once.
+TEST_F(Prepared, ALostConnectionIsJudgedWithTheOthers) {
+  EXPECT_TRUE(core_->take(PeerLost{"a", ""}, 3).empty());
+  for (int64_t now_ms = 100; now_ms <= 600; now_ms += 100)
+    (void)core_->on(Tick{}, now_ms);
+  EXPECT_TRUE(core_->considers_live("a", 1));
+  (void)core_->on(Tick{}, 700);
+  EXPECT_FALSE(core_->considers_live("a", 1));
+}
+
 // The process was stopped between the two: nobody was listening.
 TEST_F(Prepared, ALateDecisionDeclaresNobodyDead) {
   (void)core_->take(next(pb::Report::PREPARED), 3);
