@@ -169,7 +169,8 @@ bool Door::forget_joined(double unix_s) {
 std::vector<std::string> Door::refresh(double unix_s) {
   if (server_ != nullptr) server_->close_offenders();
   if (no_auth()) return {};
-  bool changed = unix_s >= next_expiry_s_;
+  // The clock may have been set back.
+  bool changed = unix_s >= next_expiry_s_ || unix_s < last_expiry_s_;
   changed = forget_joined(unix_s) || changed;
   if (look_ && look_->done) {
     const auto found = std::exchange(look_, nullptr);
@@ -204,12 +205,14 @@ bool Door::good(const Member& m, double unix_s) const {
 std::vector<std::string> Door::publish(double unix_s) {
   std::set<std::string> now;
   next_expiry_s_ = std::numeric_limits<double>::infinity();
+  last_expiry_s_ = 0;
   for (const auto& [key, m] : members_) {
-    if (!good(m, unix_s)) continue;
-    now.insert(key);
-    if (m.key.expires != 0)
-      next_expiry_s_ =
-          std::min(next_expiry_s_, static_cast<double>(m.key.expires));
+    const auto expires = static_cast<double>(m.key.expires);
+    if (!m.key.good_at(unix_s))
+      last_expiry_s_ = std::max(last_expiry_s_, expires);
+    else if (expires != 0)
+      next_expiry_s_ = std::min(next_expiry_s_, expires);
+    if (good(m, unix_s)) now.insert(key);
   }
   if (now == good_) return {};
   std::vector<std::string> gone;

@@ -109,6 +109,7 @@ class Door {
   double looked_s_ = 0;
   double refreshed_s_ = 0;
   double next_expiry_s_ = 0;
+  double last_expiry_s_ = 0;  // of those that have expired
   double told_s_ = 0;
 };
 

@@ -242,6 +242,9 @@ TEST_F(DoorTest, ARevokedOrExpiredKeyLosesItsRight) {
   EXPECT_EQ(door_->why_refused(expires, report_of("w")), "");
   EXPECT_EQ(refresh(kNow + 11), std::vector<std::string>{expires});
   EXPECT_NE(door_->why_refused(expires, report_of("w")), "");
+  EXPECT_TRUE(refresh(kNow + 9).empty());
+  EXPECT_EQ(door_->why_refused(expires, report_of("w")), "")
+      << "the clock was ahead";
 }
 
 TEST_F(DoorTest, AListThatCannotBeReadChangesNothing) {
