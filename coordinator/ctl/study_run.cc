@@ -125,9 +125,10 @@ Result<StudyRun> StudyRuns::predict(const json& object) {
   SearchRequest q{.machine = out.machine, .model = model->model};
   q.devices = count(&s, "devices", 0);
   geometry::Layout l;
-  l.tp = static_cast<int>(count(&s, "tp", 1));
-  l.pp = static_cast<int>(count(&s, "pp", 1));
-  l.cp = static_cast<int>(count(&s, "cp", 1));
+  constexpr int64_t kMostDegree = 1 << 20;  // devices
+  l.tp = static_cast<int>(s.integer("tp", 1, 0, kMostDegree));
+  l.pp = static_cast<int>(s.integer("pp", 1, 0, kMostDegree));
+  l.cp = static_cast<int>(s.integer("cp", 1, 0, kMostDegree));
   const int64_t unit = int64_t{1} * l.tp * l.pp * l.cp;
   if (unit < 1 || q.devices < 1 || q.devices % unit != 0)
     s.refuse("devices", fmt::format("a multiple of tp x pp x cp = {}", unit));

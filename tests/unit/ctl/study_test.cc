@@ -116,6 +116,10 @@ TEST(Study, WhatHasNoMeaningIsRefused) {
             "s: bubble is 0, and nothing is a percentage of it");
   EXPECT_EQ(changed("/charts/2/metric", "bubble"),
             "s: bubble is 0, and nothing is a percentage of it");
+  for (const char* degree : {"tp", "pp", "cp"})
+    EXPECT_EQ(changed(("/runs/base/" + std::string(degree)).c_str(), 1 << 21),
+              "s: run base: " + std::string(degree) +
+                  " = 2097152: must be an integer from 0 to 1048576");
   EXPECT_EQ(changed("/runs/base/zero", 7),
             "s: run base: zero = 7: must be from 0 to 3");
   Json j = small();
