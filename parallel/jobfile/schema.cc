@@ -50,15 +50,22 @@ bool has_sentinel(const Field& key) {
          options(key).GetExtension(pb::min) == -1;
 }
 
+// A key whose default is 0, below its minimum, uses it for "none".
+bool zero_is_none(const Field& key) {
+  return key.cpp_type() == Field::CPPTYPE_DOUBLE && key.has_default_value() &&
+         key.default_value_double() == 0 &&
+         options(key).GetExtension(pb::min) > 0;
+}
+
 std::string range_text(const Field& key) {
   const FieldOptions& o = options(key);
   std::string text;
   if (has_sentinel(key)) {
     text = is_integer(key) ? ", -1 or from 1" : ", -1 or above 0";
   } else if (o.HasExtension(pb::min)) {
-    text =
-        fmt::format(" {} {}", o.GetExtension(pb::above_min) ? "above" : "from",
-                    bound_text(o.GetExtension(pb::min)));
+    text = fmt::format("{} {} {}", zero_is_none(key) ? ", 0 or" : "",
+                       o.GetExtension(pb::above_min) ? "above" : "from",
+                       bound_text(o.GetExtension(pb::min)));
   } else if (key.cpp_type() == Field::CPPTYPE_UINT64) {
     return " from 0 to 2^63 - 1";
   }
@@ -72,7 +79,7 @@ bool in_range(const Field& key, double value) {
   if (!std::isfinite(value)) return false;
   if (has_sentinel(key)) {
     if (value != -1 && value <= 0) return false;
-  } else if (o.HasExtension(pb::min)) {
+  } else if (o.HasExtension(pb::min) && !(value == 0 && zero_is_none(key))) {
     const double min = o.GetExtension(pb::min);
     if (value < min || (o.GetExtension(pb::above_min) && value == min))
       return false;

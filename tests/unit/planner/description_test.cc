@@ -67,6 +67,22 @@ TEST(Cluster, ErrorsNameTheValueAndWhatIsAllowed) {
             std::string::npos);
 }
 
+TEST(Cluster, ARateThatMayBeLeftOutIsZeroOrNotTiny) {
+  const auto with = [](const std::string& line) {
+    return problem(replaced(kCluster, "[node]", line + "\n[node]"));
+  };
+  for (const char* key : {"peak_fp8_tflops", "peak_fp32_tflops"}) {
+    EXPECT_EQ(with(key + std::string(" = 0")), "");
+    EXPECT_EQ(with(key + std::string(" = 1e-300")),
+              "x.toml:6: device." + std::string(key) +
+                  " = 1e-300: must be a number, 0 or from 1e-12 to 1000000");
+  }
+  EXPECT_EQ(problem(kCluster + std::string("fp32_attention = 0\n")), "");
+  EXPECT_EQ(problem(kCluster + std::string("fp32_attention = 1e-300\n")),
+            "x.toml:13: efficiency.fp32_attention = 1e-300: must be a number, "
+            "0 or from 1e-12 to 1");
+}
+
 TEST(Cluster, AMissingKeyIsNamed) {
   EXPECT_EQ(
       problem(replaced(kCluster, "peak_tflops = 300", "")),
