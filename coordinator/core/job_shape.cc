@@ -95,12 +95,17 @@ pb::Job job_on(const pb::Job& job, const planner::JobShape& shape,
 double scheduled_bubble(const planner::JobShape& shape,
                         const geometry::Layout& layout) {
   if (layout.pp == 1) return 0;
-  const auto timing = geometry::simulate(
-      geometry::without_padding(planner::schedule_on(shape, layout),
-                                planner::most_microbatches(shape, layout)),
-      {});
-  CHECK(timing.ok());
-  return timing->bubble_share;
+  const geometry::PassCosts alike{};
+  const int64_t most = planner::most_microbatches(shape, layout);
+  const double makespan = planner::step_time(most, layout.pp, [&](int64_t n) {
+    const auto timing = geometry::simulate(
+        geometry::without_padding(planner::schedule_on(shape, layout, n), n),
+        alike);
+    CHECK(timing.ok());
+    return timing->makespan;
+  });
+  return 1 - static_cast<double>(most) * planner::chunks_on(shape, layout) *
+                 (alike.forward + alike.backward + alike.weight) / makespan;
 }
 
 }  // namespace remesh::core

@@ -58,6 +58,8 @@ struct Common {
   geometry::Sharding sharding;
   geometry::Schedule schedule;
 };
+// Of a long step, the schedule of a shorter one: from three microbatches a
+// stage on, ranks hold no more at once, but for gpipe, which holds all.
 Common common(const JobShape& s, const Layout& l) {
   geometry::Sharding sharding{.layout = l, .chunks = chunks_on(s, l)};
   auto bounds = geometry::stage_bounds(s.model, l.pp * sharding.chunks, s.T);
@@ -68,7 +70,8 @@ Common common(const JobShape& s, const Layout& l) {
   Common out{.table = geometry::ParamTable::make(s.model),
              .base = {},
              .sharding = std::move(sharding),
-             .schedule = schedule_on(s, l)};
+             .schedule = schedule_on(
+                 s, l, std::min(most_microbatches(s, l), int64_t{3} * l.pp))};
   if (s.model.lora.rank > 0)
     out.base = geometry::ParamTable::make(s.model.base());
   return out;
@@ -231,6 +234,7 @@ MemoryUse rank_memory(const JobShape& s, const Layout& l, const Common& mesh,
   int64_t activations = 0;
   int64_t buffers = replica_bytes(s, l, state);
   const std::vector<int> live = geometry::slots_needed(schedule, at.pp);
+  const bool holds_all = schedule.kind == geometry::ScheduleKind::kGpipe;
   for (int c = 0; c < chunks; ++c) {
     const geometry::ChunkMemory chunk = geometry::chunk_memory(
         computed, c,
@@ -240,7 +244,8 @@ MemoryUse rank_memory(const JobShape& s, const Layout& l, const Common& mesh,
                            shard.last_layer(c) - shard.first_layer(c)) *
                   largest_block;
     activations +=
-        live[static_cast<size_t>(c)] * static_cast<int64_t>(chunk.activations);
+        (holds_all ? most_microbatches(s, l) : live[static_cast<size_t>(c)]) *
+        static_cast<int64_t>(chunk.activations);
     buffers += static_cast<int64_t>(chunk.buffers + chunk.weights);
     if (c == 0)
       buffers +=

@@ -29,10 +29,11 @@ geometry::ScheduleKind schedule_kind_on(const JobShape& shape,
 }
 
 geometry::Schedule schedule_on(const JobShape& shape,
-                               const geometry::Layout& layout) {
-  auto schedule = geometry::step_schedule(schedule_kind_on(shape, layout),
-                                          layout.pp, chunks_on(shape, layout),
-                                          most_microbatches(shape, layout));
+                               const geometry::Layout& layout,
+                               int64_t microbatches) {
+  auto schedule =
+      geometry::step_schedule(schedule_kind_on(shape, layout), layout.pp,
+                              chunks_on(shape, layout), microbatches);
   CHECK(schedule.ok());
   return *std::move(schedule);
 }

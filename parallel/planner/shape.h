@@ -54,12 +54,26 @@ int shard_group_on(const JobShape& shape, const geometry::Layout& layout);
 // microbatch; 1F1B also in place of an interleaved one without chunks.
 geometry::ScheduleKind schedule_kind_on(const JobShape& shape,
                                         const geometry::Layout& layout);
-// The passes of a step (geometry::step_schedule). REQUIRES: admit() passed.
+// The passes of a step of so many microbatches (geometry::step_schedule).
+// REQUIRES: admit() passed.
 geometry::Schedule schedule_on(const JobShape& shape,
-                               const geometry::Layout& layout);
+                               const geometry::Layout& layout,
+                               int64_t microbatches);
 
 // Microbatches of the data-parallel rank with most.
 int64_t most_microbatches(const JobShape& shape,
                           const geometry::Layout& layout);
+
+// simulate(n): the time of a step of n microbatches. A long schedule repeats
+// itself in its middle, so that its time is linear in n: two short ones give
+// it.
+template <typename Simulate>
+auto step_time(int64_t n, int pp, const Simulate& simulate) {
+  const int64_t first = 3 * pp + n % pp, second = first + pp;
+  if (n <= second) return simulate(n);
+  const auto a = simulate(first), b = simulate(second);
+  const double periods = static_cast<double>(n - first) / pp;
+  return a + periods * (b + -1.0 * a);
+}
 
 }  // namespace remesh::planner

@@ -58,7 +58,8 @@ class Step {
       t = as_double(most_microbatches(s_, l_)) * stage(0).all();
     } else {
       for (int i = 0; i < num_stages_; ++i) stages_.push_back(stage(i));
-      t = pipeline();
+      t = step_time(most_microbatches(s_, l_), l_.pp,
+                    [&](int64_t n) { return simulate(n); });
     }
     t += after_backward();
     t.replicas = replicas_s(t);
@@ -179,11 +180,8 @@ class Step {
 
   // A step of n microbatches; the terms are those of the busiest rank.
   Terms simulate(int64_t n) const {
-    JobShape shape = s_;
-    shape.microbatches = n * l_.dp;
-    shape.shares.clear();
     const geometry::Schedule schedule =
-        geometry::without_padding(schedule_on(shape, l_), n);
+        geometry::without_padding(schedule_on(s_, l_, n), n);
     std::vector<double> length[3];
     for (int pass = 0; pass < 3; ++pass)
       for (size_t i = 0; i < stages_.size(); ++i)
@@ -211,17 +209,6 @@ class Step {
                       schedule.split_backward);
     t.bubble = timing->makespan - t.total();
     return t;
-  }
-
-  // A long schedule repeats itself in its middle, so that its time is linear in
-  // the number of microbatches: two short ones give it.
-  Terms pipeline() const {
-    const int64_t n = most_microbatches(s_, l_);
-    const int64_t first = 3 * l_.pp + n % l_.pp, second = first + l_.pp;
-    if (n <= second) return simulate(n);
-    const Terms a = simulate(first), b = simulate(second);
-    const double periods = as_double(n - first) / as_double(l_.pp);
-    return a + periods * (b + -1.0 * a);
   }
 
   struct Load {

@@ -11,6 +11,8 @@
 
 #include "coordinator/core/coordinator.h"
 #include "coordinator/core/durable.h"
+#include "coordinator/core/job_shape.h"
+#include "parallel/geometry/schedule.h"
 #include "tests/testing/seed.h"
 #include "tests/unit/core/builders.h"
 
@@ -132,6 +134,34 @@ TEST(Directives, OfAGenerationShareItsPlan) {
   }
   EXPECT_EQ(told, (std::multiset<std::string>{"a", "a", "b", "b"}));
   EXPECT_EQ(plans.size(), 1U);
+}
+
+// Against a simulation of all of it.
+TEST(ScheduledBubble, IsThatOfTheScheduleHoweverLong) {
+  using geometry::ScheduleKind;
+  for (const ScheduleKind kind :
+       {ScheduleKind::kGpipe, ScheduleKind::k1F1B,
+        ScheduleKind::kInterleaved1F1B, ScheduleKind::kZbH1})
+    for (const int pp : {2, 3, 4}) {
+      planner::JobShape shape;
+      shape.schedule = kind;
+      shape.chunks = kind == ScheduleKind::kInterleaved1F1B ? 3 : 1;
+      const geometry::Layout l{.dp = 2, .pp = pp};
+      SCOPED_TRACE(fmt::format("{} pp {}", geometry::schedule_name(kind), pp));
+      for (int64_t n = 1; n <= 40; ++n) {
+        shape.microbatches = n * l.dp;
+        const auto whole = geometry::simulate(
+            geometry::without_padding(planner::schedule_on(shape, l, n), n),
+            {});
+        ASSERT_TRUE(whole.ok());
+        const bool padded = shape.chunks > 1 && n % pp != 0;
+        EXPECT_NEAR(scheduled_bubble(shape, l), whole->bubble_share,
+                    padded ? 0.01 : 1e-9)
+            << n;
+      }
+      shape.microbatches = int64_t{1} << 40;
+      EXPECT_NEAR(scheduled_bubble(shape, l), 0, 1e-6);
+    }
 }
 
 // The queries by name against a look at every entry.

@@ -307,6 +307,26 @@ TEST(StepSchedule, EveryChunkHasSlotsOfItsOwn) {
   EXPECT_EQ(slots_needed(*schedule, 0), (std::vector<int>{4, 2}));
 }
 
+// From three microbatches a stage on. By this the planner predicts memory.
+TEST(StepSchedule, ALongOneNeedsNoMoreSlotsUnlessItIsGpipe) {
+  for (const ScheduleKind kind :
+       {ScheduleKind::k1F1B, ScheduleKind::kInterleaved1F1B,
+        ScheduleKind::kZbH1})
+    for (const int v : {1, 2, 3, 5}) {
+      if (v > 1 && !traits_of(kind).interleaved) continue;
+      for (int pp = 1; pp <= 6; ++pp) {
+        const auto of_three = step_schedule(kind, pp, v, 3 * pp);
+        for (int n = 3 * pp + 1; n <= 6 * pp; ++n) {
+          const auto longer = step_schedule(kind, pp, v, n);
+          for (int r = 0; r < pp; ++r)
+            EXPECT_EQ(slots_needed(*longer, r), slots_needed(*of_three, r))
+                << schedule_name(kind) << " pp " << pp << " v " << v << " n "
+                << n << " rank " << r;
+        }
+      }
+    }
+}
+
 TEST(StepSchedule, ForwardScheduleHasForwardPassesOnly) {
   for (const int chunks : {1, 2})
     for (const int64_t n : {0, 1, 3, 8}) {

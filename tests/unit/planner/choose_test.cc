@@ -501,7 +501,9 @@ TEST(Shape, WhatNoMeshCanRunIsRefusedWithTheReason) {
   says({.pp = 3}, "at most the 4 layers");
   // pp need not divide the microbatches, and dp may split them unevenly.
   EXPECT_TRUE(admit(s, {.dp = 3, .pp = 2}).ok());
-  EXPECT_EQ(schedule_on(s, {.dp = 3, .pp = 2}).num_microbatches, 4);
+  const Layout uneven{.dp = 3, .pp = 2};
+  const int64_t most = most_microbatches(s, uneven);
+  EXPECT_EQ(schedule_on(s, uneven, most).num_microbatches, 4);
 }
 
 }  // namespace

@@ -211,6 +211,30 @@ TEST(PredictMemory, AKeptStateIsHeldTwiceAndItsReplicasToo) {
   EXPECT_EQ(kept.buffers - own.buffers, 2 * (kept.weights + kept.optimizer));
 }
 
+// However many: nothing is done for each of them.
+TEST(PredictMemory, OnlyGpipeHoldsAllMicrobatches) {
+  const Layout l{.dp = 2, .pp = 4};
+  for (const ScheduleKind kind :
+       {ScheduleKind::kGpipe, ScheduleKind::k1F1B,
+        ScheduleKind::kInterleaved1F1B, ScheduleKind::kZbH1}) {
+    SCOPED_TRACE(geometry::schedule_name(kind));
+    JobShape s{.model = geometry::llama(256, 8, 8, 8, 704, 4096), .T = 256};
+    s.schedule = kind;
+    s.chunks = kind == ScheduleKind::kInterleaved1F1B ? 2 : 1;
+    const auto of = [&](int64_t microbatches) {
+      s.microbatches = microbatches * l.dp;
+      return predict_memory(s, l, 0);
+    };
+    const MemoryUse some = of(24);
+    constexpr int64_t kTimes = 1'000'000'000;
+    const MemoryUse many = of(24 * kTimes);
+    EXPECT_EQ(many.buffers, some.buffers);
+    EXPECT_EQ(many.activations,
+              some.activations *
+                  (kind == ScheduleKind::kGpipe ? uint64_t{kTimes} : 1));
+  }
+}
+
 TEST(PredictMemory, TheRanksOfAMeshSaveEveryParameterOnce) {
   const uint64_t seed = test_seed();
   std::printf("seed %llu\n", static_cast<unsigned long long>(seed));
