@@ -61,10 +61,11 @@ Status remove_aside(FileSystem& fs, const std::string& folder, int64_t step,
                     int64_t generation) {
   const std::string old = path_join(folder, manifest::old_name(step));
   if (!manifest::may_be_kept(fs, old)) return remove_all(fs, old);
-  const std::string kept =
+  const std::string name =
       path_join(folder, fmt::format("kept-{}-before-generation-{}",
                                     manifest::step_name(step), generation));
-  if (fs.exists(kept)) return ok_status();
+  std::string kept = name;
+  for (int n = 2; fs.exists(kept); ++n) kept = fmt::format("{}-{}", name, n);
   RETURN_IF_ERROR(fs.rename(old, kept));
   return already_exists(
       fmt::format("{}: is kept, and another one has its step now; it is in {}",

@@ -32,7 +32,8 @@ Plan make_plan(const Recovery::Decision& decision, const ClusterView& view,
 
 // Gives the generation the recorded steps up to its source. If it continues
 // from another branch, the last of them are not those of its own history.
-// Without those that a fork to other data has from the run before it.
+// Without those that a fork to other data has from the run before it; a fork to
+// a larger batch loses some of the older ones, too.
 // recent: the newest finished steps, in order.
 void add_past_steps(const std::vector<pb::StepMetrics>& recent,
                     pb::Assignment* assignment);

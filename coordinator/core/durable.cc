@@ -106,13 +106,16 @@ bool drains(const pb::Durable& durable, const std::string& worker,
   });
 }
 
-void finish_drain(const std::string& worker, uint64_t incarnation,
+bool finish_drain(const std::string& worker, uint64_t incarnation,
                   pb::Durable* durable) {
+  bool finished = false;
   for (pb::Durable::Member& d : *durable->mutable_draining()) {
     if (d.name() != worker || !d.unfinished()) continue;
     d.set_incarnation(incarnation);
     d.clear_unfinished();
+    finished = true;
   }
+  return finished;
 }
 
 bool refuses(const pb::Refusals& refusals, const std::string& checkpoint) {

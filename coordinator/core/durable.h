@@ -53,7 +53,8 @@ void count_ranks(pb::Assignment* assignment);
 bool drains(const pb::Durable& durable, const std::string& worker,
             uint64_t incarnation);
 // This incarnation was told to leave and is gone: a later one is not drained.
-void finish_drain(const std::string& worker, uint64_t incarnation,
+// Returns whether it was drained.
+bool finish_drain(const std::string& worker, uint64_t incarnation,
                   pb::Durable* durable);
 
 // Whether this checkpoint failed to load before.

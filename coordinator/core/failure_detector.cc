@@ -181,8 +181,8 @@ int64_t FailureDetector::hang_after_ms(const ClusterView& view) const {
                                                     t[t.size() / 2]));
 }
 
-// When one rank hangs, all ranks stall: any stalled rank starts the search for
-// the culprit, which has stalled for as long.
+// When one rank hangs, all ranks stall. Some may stall for long without one, as
+// for a rank that reads from a slow disk, or for their turn to get a state.
 std::optional<Failure> FailureDetector::find_hang(
     const ClusterView& view) const {
   const pb::Durable& d = view.durable;
@@ -201,7 +201,8 @@ std::optional<Failure> FailureDetector::find_hang(
       if (s.exited() || it == m.progress.end()) continue;
       const int64_t since = std::max(it->second.since_ms, view.phase_since_ms);
       // Up to the last report, not up to now.
-      if (m.heard_ms - since > limit) hung = true;
+      if (m.heard_ms - since <= limit) return std::nullopt;
+      hung = true;
     }
   }
   if (!hung) return std::nullopt;
@@ -209,8 +210,6 @@ std::optional<Failure> FailureDetector::find_hang(
   std::erase_if(ranks, [](const RankView& r) { return r.status->exited(); });
   const Stuck stuck = find_stuck(ranks);
   const RankView& r = ranks[stuck.rank];
-  // The others may wait for long, as for a rank that reads from a slow disk.
-  if (r.stalled_ms <= limit) return std::nullopt;
   Failure failure{.what = stuck_text(ranks, stuck), .step = r.status->step()};
   if (stuck.lost_message) {  // no rank is to blame
     failure.links = silent_links(ranks, stuck);

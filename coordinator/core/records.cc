@@ -9,8 +9,9 @@ void Coordinator::announce(const Roster::Changes& changes) {
   for (const Roster::MembershipChange& c : changes) {
     const bool over = terminal(durable_.phase());
     if (!over || c.kind == Kind::kLeaving) emit(event_of(c, durable_));
-    // If this is not written, the worker is told to leave once more.
-    if (c.sent_away) finish_drain(c.worker, c.incarnation, &durable_);
+    if (c.sent_away && finish_drain(c.worker, c.incarnation, &durable_) &&
+        !over)
+      persist();
     if (!over && c.kind == Kind::kLost &&
         forgive_source(durable_.assignment().source(), c.worker,
                        durable_.mutable_refusals()))

@@ -41,7 +41,9 @@ bool is_here(const Endpoint& endpoint);
 // Whether it is that of this process of this host: containers repeat pids.
 bool is_of_process(const Endpoint& endpoint, int pid);
 // Whether RunLock::holder() tells if its coordinator lives: that is here, or
-// was before this host or container was started anew, which changes host_id.
+// was before this host or container was started once more, which changes
+// host_id. A loopback address counts as here; where locks do not reach other
+// hosts, a coordinator of one of them then seems to be dead.
 bool lock_tells(const Endpoint& endpoint);
 std::string endpoint_text(const Endpoint& endpoint);
 Result<Endpoint> parse_endpoint(const std::string& text);

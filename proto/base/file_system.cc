@@ -164,7 +164,8 @@ Status write_file(FileSystem& fs, const std::string& path,
   return file->close();
 }
 
-std::string parent_path(const std::string& path) {
+std::string parent_path(std::string path) {
+  while (path.size() > 1 && path.ends_with('/')) path.pop_back();
   const size_t slash = path.rfind('/');
   if (slash == std::string::npos) return ".";
   return slash == 0 ? "/" : path.substr(0, slash);

@@ -110,7 +110,7 @@ std::unique_ptr<FileSystem> posix_file_system();
 // "dir/name".
 std::string path_join(std::string_view dir, std::string_view name);
 // The directory that holds `path`; "." for a plain name.
-std::string parent_path(const std::string& path);
+std::string parent_path(std::string path);
 // Removes what is there, and creates, writes, syncs and closes the file. Not
 // atomic.
 Status write_file(FileSystem& fs, const std::string& path,

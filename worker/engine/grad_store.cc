@@ -11,6 +11,10 @@ using geometry::ShardParam;
 using geometry::Unit;
 using geometry::UnitKind;
 
+// Operations at once of each kind: each has scratch of its own
+// (direct_reduce.h).
+constexpr int kAtOnce = 8;
+
 GradStore::GradStore(const geometry::ShardTable& shard,
                      const geometry::ZeroPlan& zero, kernels::Backend& backend,
                      bool one_microbatch, int64_t bucket_elements)
@@ -180,10 +184,8 @@ void GradStore::start(int unit) {
   start_buckets();
 }
 
-// A few at a time, because each has scratch of its own (direct_reduce.h). They
-// start in the order of the units, which is the same on every rank.
+// A few at a time, in the order of the units, which is the same on every rank.
 void GradStore::start_scatters() {
-  constexpr int kAtOnce = 4;
   int open = 0;
   for (Sum& sum : under_way_) {
     if (sum.scattered) continue;
@@ -202,7 +204,6 @@ void GradStore::start_scatters() {
 // Likewise, and in buckets, so that finished parts of a large unit are not
 // polled again.
 void GradStore::start_buckets() {
-  constexpr int kAtOnce = 8;
   const auto bucket = static_cast<size_t>(bucket_);
   for (Sum& sum : under_way_) {
     if (!sum.scattered) return;

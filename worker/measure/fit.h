@@ -45,6 +45,8 @@ struct Measured {
   double network_bytes_per_s = 0;   // of the host
 };
 
+// How the source of such a description begins.
+inline constexpr char kMeasured[] = "measured by remesh plan measure";
 pb::Cluster describe(const Measured& measured);
 
 }  // namespace remesh::measure

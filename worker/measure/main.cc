@@ -16,6 +16,7 @@
 #include "proto/base/file_system.h"
 #include "proto/base/machine.h"
 #include "proto/base/usage.h"
+#include "worker/measure/fit.h"
 #include "worker/measure/host.h"
 
 namespace remesh::measure {
@@ -54,14 +55,15 @@ Status measure(comm::MpiWorld& mpi, const Options& o) {
   return ok_status();
 }
 
-// What was found out before, if it can be used and is of this processor: hosts
-// are replaced under their names.
+// What was found out before, if it can be used. Hosts are replaced under their
+// names, so what was measured must be of this processor.
 std::optional<std::string> known_text(const std::string& path) {
   const auto text = jobfile::read_text(path);
   pb::Cluster cluster;
   if (!text.ok() ||
       !jobfile::parse_description(*text, {.name = path}, &cluster).ok() ||
-      cluster.device().name() != processor_name())
+      (cluster.device().source().starts_with(kMeasured) &&
+       cluster.device().name() != processor_name()))
     return std::nullopt;
   return *text;
 }

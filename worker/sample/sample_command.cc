@@ -115,16 +115,15 @@ Result<Sampled> generate(
     return show(text);
   };
   for (int64_t i = 0; i < std::min(o.tokens, room); ++i) {
-    RETURN_IF_ERROR(check_finite(logits));
+    // A model may have more rows than its tokenizer has tokens.
+    const auto choices = logits.first(std::min(
+        logits.size(), static_cast<size_t>(files.tokenizer->vocab_size())));
+    RETURN_IF_ERROR(check_finite(choices));
     const double random =
         static_cast<double>(
             random_u64(o.seed, turn, static_cast<uint64_t>(i)) >> 11) *
         0x1p-53;
-    // A model may have more rows than its tokenizer has tokens.
-    const int32_t token = choose(
-        std::span(logits).first(std::min(
-            logits.size(), static_cast<size_t>(files.tokenizer->vocab_size()))),
-        o.choice, random);
+    const int32_t token = choose(choices, o.choice, random);
     out.made = {i + 1, seconds_since(began_ns)};
     out.ended = files.end.contains(token) && !o.ignore_end;
     if (out.ended) break;

@@ -283,8 +283,12 @@ TEST(Drain, TakesEveryLifeOfAWorkerUntilOneWasSentAway) {
   (void)core->start(40);
   EXPECT_EQ(told(3, 50), pb::Directive::LEAVE);
   (void)core->on(PeerLost{"b", ""}, 60);
-  (void)core->on(Tick{}, 110);
+  const auto written = all_of<Persist>(core->on(Tick{}, 110));
   EXPECT_FALSE(core->considers_live("b", 3));
+  ASSERT_FALSE(written.empty());
+  o.restored = written.back().durable;
+  core.emplace(o);
+  (void)core->start(115);
   EXPECT_EQ(told(4, 120), pb::Directive::IDLE) << "started again by hand";
 }
 

@@ -118,7 +118,9 @@ TEST(FailureDetector, AHangNeedsProgressFirstAndFreshReports) {
 
 // As when it receives a large state, or reads one from a slow disk.
 TEST(FailureDetector, ARankThatMakesProgressIsNotHungHoweverLongOthersWait) {
-  for (const bool in_messages : {false, true}) {
+  enum class Other { kWaits, kMovesMessages, kHasNoTurn };
+  for (const Other other :
+       {Other::kWaits, Other::kMovesMessages, Other::kHasNoTurn}) {
     Fixture f;
     f.detector.note_progress();
     uint64_t seq = 0, progress = 0;
@@ -126,13 +128,13 @@ TEST(FailureDetector, ARankThatMakesProgressIsNotHungHoweverLongOthersWait) {
       for (int64_t t = from_ms; t <= to_ms; t += 100) {
         pb::Report a = running_report("a", ++seq, 0, 3, 5);
         pb::RankStatus* waiting = a.mutable_ranks(0);
-        waiting->set_waits(true);
+        waiting->set_waits(other != Other::kHasNoTurn);
         waiting->mutable_at()->set_group("world");
         waiting->mutable_at()->set_number(9);
         f.hear(a, t);
         progress += moves ? 1 : 0;
         pb::Report b = running_report("b", seq, 1, 3, progress);
-        if (in_messages) {
+        if (other == Other::kMovesMessages) {
           pb::RankStatus* moving = b.mutable_ranks(0);
           moving->set_waits(true);
           moving->mutable_at()->set_group("data");
@@ -143,11 +145,13 @@ TEST(FailureDetector, ARankThatMakesProgressIsNotHungHoweverLongOthersWait) {
       }
     };
     pass(0, 5000, true);
-    EXPECT_FALSE(f.find(5000)) << in_messages;
+    EXPECT_FALSE(f.find(5000)) << static_cast<int>(other);
     pass(5100, 7200, false);
     const auto failure = f.find(7200);
-    ASSERT_TRUE(failure) << in_messages;
-    EXPECT_EQ(failure->rank, in_messages ? -1 : 1);
+    ASSERT_TRUE(failure) << static_cast<int>(other);
+    EXPECT_EQ(failure->rank, other == Other::kWaits           ? 1
+                             : other == Other::kMovesMessages ? -1
+                                                              : 0);
   }
 }
 

@@ -185,9 +185,9 @@ TEST(GradStore, FewUnitsAreScatteredAtOnce) {
       store->connect(groups);
       store->begin();
       int summed = 0;
-      store->finish([&] { EXPECT_LE(counting.started(), ++summed + 4); });
+      store->finish([&] { EXPECT_LE(counting.started(), ++summed + 8); });
       EXPECT_EQ(counting.started(), 22);
-      EXPECT_EQ(counting.most(), 4);
+      EXPECT_EQ(counting.most(), 8);
     });
 }
 

@@ -211,7 +211,7 @@ TEST_F(BatchOrderTest, ASourceThatEndsDoesNotReadItsNextStep) {
              .before_sequence =
                  [&] {
                    if (begun++ >= kMany)  // of the next step
-                     std::this_thread::sleep_for(std::chrono::milliseconds(1));
+                     std::this_thread::sleep_for(std::chrono::milliseconds(20));
                  }})
             .value();
     ASSERT_TRUE(source.step(0).ok());
