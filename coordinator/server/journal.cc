@@ -193,7 +193,7 @@ Status Journal::take_others(uint64_t epoch) {
                      h.checksum == tried_checksum_;
     if (own) continue;
     const Status read = read_state(slot, h).status();
-    if (h.sequence > known && read.code() != Code::kCorrupt)
+    if (h.sequence > known && h.epoch >= epoch && read.code() != Code::kCorrupt)
       RETURN_IF_ERROR(read);
     if (!read.ok()) continue;
     if (h.sequence > known && h.epoch >= epoch)

@@ -27,7 +27,9 @@ class MessageRates {
   }
   // Of those admitted.
   bool serves(const wire::Received& r, int64_t now_ms) {
-    return !r.envelope.has_command() || commands_.admits(r.source, now_ms);
+    // Who waits for the end is only noted.
+    return !r.envelope.has_command() || r.envelope.command().at_end() ||
+           commands_.admits(r.source, now_ms);
   }
   // The peer's connection has ended.
   void forget(const wire::PeerId& peer) { connections_.forget(peer); }

@@ -207,11 +207,14 @@ class ServerImpl : public Server {
     if (now - looked_ms_ < kLookMs) return;
     looked_ms_ = now;
     read_monitor();
-    for (const auto& [fd, open] : open_)
+    for (auto& [fd, open] : open_) {
+      const uint64_t received = counts_of(fd).tcpi_bytes_received;
+      // Nothing that came before a whole message is part of one without an end.
+      if (std::exchange(open.delivered, false)) open.delivered_bytes = received;
       if ((now - open.accepted_ms > silent_ms && !by_fd_.contains(fd)) ||
-          counts_of(fd).tcpi_bytes_received >
-              open.delivered_bytes + kMostUndelivered)
+          received > open.delivered_bytes + kMostUndelivered)
         shutdown(fd, SHUT_RDWR);
+    }
   }
 
   void announce(const std::string& next_key) override {
@@ -251,7 +254,8 @@ class ServerImpl : public Server {
       const bool counts =
           from.peer.starts_with('\0') && note_connection(from, frame) && !more;
       if (more) skip_parts(socket_.handle(), more);
-      note_delivered(from.peer);
+      if (const auto p = peers_.find(from.peer); p != peers_.end())
+        open_[p->second.fd].delivered = true;
       if (!counts || !inbox_.add(std::move(from), std::move(frame))) ++dropped_;
     }
     ready_.arm();
@@ -260,13 +264,15 @@ class ServerImpl : public Server {
   // What a peer does not take waits in memory.
   bool send_frame(const PeerId& peer, const std::string& frame) {
     const auto known = peers_.find(peer);
-    if (known == peers_.end()) return false;
-    Open& open = open_[known->second.fd];
-    const tcp_info tcp = counts_of(known->second.fd);
-    open.sent_bytes = std::max<uint64_t>(open.sent_bytes, tcp.tcpi_bytes_acked);
-    if (tcp.tcpi_state != 0 &&
-        open.sent_bytes - tcp.tcpi_bytes_acked > kMaxWaitingBytes)
-      return false;
+    Open* const open =
+        known == peers_.end() ? nullptr : &open_[known->second.fd];
+    if (open != nullptr) {
+      const uint64_t acked = counts_of(known->second.fd).tcpi_bytes_acked;
+      open->sent_bytes = std::max(open->sent_bytes, acked);
+      // 0: nobody counts.
+      if (acked > 0 && open->sent_bytes - acked > kMaxWaitingBytes)
+        return false;
+    }
     bool sent = false;
     try {
       sent = socket_.send(zmq::buffer(peer), zmq::send_flags::sndmore |
@@ -275,7 +281,7 @@ class ServerImpl : public Server {
     } catch (const zmq::error_t& e) {
       CHECK_MSG(e.num() == EHOSTUNREACH, e.what());
     }
-    if (sent) open.sent_bytes += frame.size();
+    if (sent && open != nullptr) open->sent_bytes += frame.size();
     if (has_input(socket_.handle())) ready_.arm();
     return sent;
   }
@@ -309,12 +315,14 @@ class ServerImpl : public Server {
     read_monitor();
     // libzmq gives no name twice: these are the last messages of the connection
     // that has ended, or another one took its name.
-    if (gone_.contains(peer)) return by_fd_.contains(fd) || !open_.contains(fd);
+    if (const auto gone = gone_.find(peer); gone != gone_.end())
+      return gone->second && (by_fd_.contains(fd) || !open_.contains(fd));
     if (auto old = by_fd_.find(fd); old != by_fd_.end()) lose(old->second);
     size_t& connections = of_source_[from.source];
     if (connections >= kMaxConnectionsOfSource) {
       crowded_source_ = from.source;
       shutdown(fd, SHUT_RDWR);
+      remember(peer, /*counts=*/false);
       return false;
     }
     ++connections;
@@ -337,8 +345,13 @@ class ServerImpl : public Server {
       of_source_.erase(it->second.source);
     peers_.erase(it);
     lost_.push_back(peer);
-    // Messages of a lost peer may still be in the queue.
-    if (gone_.insert(peer).second) gone_order_.push_back(std::move(peer));
+    remember(std::move(peer), /*counts=*/true);
+  }
+
+  // A peer that is gone, messages of which may still be in the queue.
+  void remember(PeerId peer, bool counts) {
+    if (gone_.emplace(peer, counts).second)
+      gone_order_.push_back(std::move(peer));
     if (gone_order_.size() > kRememberedLost) {
       gone_.erase(gone_order_.front());
       gone_order_.pop_front();
@@ -370,15 +383,6 @@ class ServerImpl : public Server {
       shutdown(fd, SHUT_RDWR);
   }
 
-  // A whole message: nothing that was received before is part of one without
-  // an end.
-  void note_delivered(const PeerId& peer) {
-    const auto known = peers_.find(peer);
-    if (known == peers_.end()) return;
-    const int fd = known->second.fd;
-    open_[fd].delivered_bytes = counts_of(fd).tcpi_bytes_received;
-  }
-
   // Something has come over the connection, or it has ended.
   void end_silence(int fd) {
     const auto open = open_.find(fd);
@@ -391,7 +395,8 @@ class ServerImpl : public Server {
   struct Open {
     int64_t accepted_ms = 0;
     std::string silent_host;       // "": something has come over it
-    uint64_t delivered_bytes = 0;  // received up to the last whole message
+    bool delivered = false;        // a whole message, since the last look
+    uint64_t delivered_bytes = 0;  // received up to a look after such a message
     uint64_t sent_bytes = 0;       // at least
   };
 
@@ -422,7 +427,7 @@ class ServerImpl : public Server {
   std::map<int, PeerId> by_fd_;
   std::map<PeerId, Peer> peers_;
   std::map<std::string, size_t> of_source_;  // connections
-  std::set<PeerId> gone_;
+  std::map<PeerId, bool> gone_;              // whether what still comes counts
   std::deque<PeerId> gone_order_;
   std::vector<PeerId> lost_;
 };
