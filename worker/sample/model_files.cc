@@ -271,8 +271,7 @@ Result<ModelFiles> find_model(FileSystem& fs, const ModelChoice& choice) {
   // A run continues a model, on sequences of its own length.
   RETURN_IF_ERROR(take_config(fs, run ? init : choice.path, &out));
   if (run) out.trained_length = run->job.train().seq_len();
-  if (out.begin.empty() &&
-      out.tokenizer->end_of_text() < out.model.vocab_size) {
+  if (out.begin.empty()) {
     out.begin = {out.tokenizer->end_of_text()};
     if (run) out.text_begin = out.begin;
   }

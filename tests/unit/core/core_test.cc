@@ -282,8 +282,7 @@ TEST(Drain, TakesEveryLifeOfAWorkerUntilOneWasSentAway) {
   core.emplace(o);
   (void)core->start(40);
   EXPECT_EQ(told(3, 50), pb::Directive::LEAVE);
-  (void)core->on(PeerLost{"b", ""}, 60);
-  const auto written = all_of<Persist>(core->on(Tick{}, 110));
+  const auto written = all_of<Persist>(core->on(PeerLost{"b", ""}, 60));
   EXPECT_FALSE(core->considers_live("b", 3));
   ASSERT_FALSE(written.empty());
   o.restored = written.back().durable;
