@@ -69,8 +69,10 @@ Result<KeyFile> parse_key_file(const std::string& text) {
 KeyPair new_key_pair() {
   std::array<char, kKeyChars + 1> pub{};
   std::array<char, kKeyChars + 1> secret{};
-  CHECK_MSG(zmq_curve_keypair(pub.data(), secret.data()) == 0,
-            "libzmq has no CURVE");
+  do
+    CHECK_MSG(zmq_curve_keypair(pub.data(), secret.data()) == 0,
+              "libzmq has no CURVE");
+  while (pub[0] == '-');
   return {pub.data(), secret.data()};
 }
 

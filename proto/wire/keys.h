@@ -18,6 +18,7 @@ struct KeyPair {
   std::string secret_key;
   friend bool operator==(const KeyPair&, const KeyPair&) = default;
 };
+// The public key never begins with '-': no command line takes it for an option.
 KeyPair new_key_pair();
 bool valid_key(const std::string& z85);
 // The 32 bytes of a valid key.

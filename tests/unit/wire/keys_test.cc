@@ -120,6 +120,12 @@ class KeysTest : public ::testing::Test {
   std::unique_ptr<Server> bound_;
 };
 
+// One key in 85 begins with a minus by chance.
+TEST(KeyPairTest, PublicKeysAreNoOptions) {
+  for (int i = 0; i < 2000; ++i)
+    ASSERT_NE(new_key_pair().public_key.front(), '-');
+}
+
 TEST_F(KeysTest, TheLargestMessageArrivesEncrypted) {
   auto client = connect(member_);
   ASSERT_TRUE(hears(client.get()));
