@@ -145,12 +145,12 @@ TEST_F(NetworkTest, ALinkSaturatedByMpiSilencesNoWorker) {
 // mesh starts. With two microbatches a pipeline is idle for a third of a step:
 // longer than gradients take over a link of the assumed speed, whatever the
 // processor. Over a slow one it sends the least, unless its stages have to be
-// replicated.
+// replicated. States of such a model do not fit into a small /dev/shm.
 TEST_F(NetworkTest, TheMeshFollowsTheLinkBetweenHosts) {
   make(endless({{"parallel.tensor_parallel_degree", "-1"},
                 {"parallel.pipeline_parallel_degree", "-1"},
                 {"elastic.min_slots", "2"},
-                {"elastic.replicate_every", "0"},
+                {"elastic.keep_state", "false"},
                 {"checkpoint.interval", "0"},
                 {"model.dim", "128"},
                 {"model.hidden_dim", "2048"},
