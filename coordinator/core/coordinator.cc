@@ -60,7 +60,7 @@ std::vector<Action> Coordinator::start(int64_t now_ms) {
   if (!policy_.check_scale(view(), durable_.mesh_request().scale()).ok())
     durable_.mutable_mesh_request()->clear_scale();
   if (terminal(durable_.phase())) {
-    terminal_since_ms_ = now_ms_ - kGoodbyeMs;  // nobody is waiting
+    phase_since_ms_ -= kGoodbyeMs;  // nobody is waiting
   } else if (durable_.phase() != pb::Durable::WAITING) {
     if (durable_.assignment().generation() == durable_.generation()) {
       adopt_generation();
@@ -72,7 +72,7 @@ std::vector<Action> Coordinator::start(int64_t now_ms) {
     }
   }
   if (options_.restored && !terminal(options_.restored->phase()))
-    unheard_until_ms_ = now_ms_ + kReconnectSlackMs;
+    roster_.expect_unheard(now_ms_ + kReconnectSlackMs);
   persist();
   for (pb::EventRecord& e :
        start_events(options_, durable_, roster_.members().size()))
@@ -137,15 +137,14 @@ void Coordinator::note_own_absence(int64_t now_ms) {
   const int64_t gap_ms = now_ms - now_ms_;
   if (gap_ms < kOwnAbsenceMs) return;
   roster_.on_own_absence(gap_ms);
-  if (terminal_since_ms_ >= 0) terminal_since_ms_ += gap_ms;
-  unheard_until_ms_ = now_ms + kReconnectSlackMs;
+  if (terminal(durable_.phase())) phase_since_ms_ += gap_ms;
+  roster_.expect_unheard(now_ms + kReconnectSlackMs);
 }
 
 // Nobody could do what the phase waits for before it was written, and nobody
 // could report or make progress while the storage was stalled.
 void Coordinator::handle(const Tick& e) {
   phase_since_ms_ += e.unwritten_ms;
-  if (terminal_since_ms_ >= 0) terminal_since_ms_ += e.unwritten_ms;
   if (e.stalled_ms > 0) roster_.on_own_absence(e.stalled_ms);
   roster_.on_unwritten(std::max<int64_t>(0, e.unwritten_ms - e.stalled_ms));
   backlog_full_ = e.backlog_full;
@@ -165,7 +164,6 @@ void Coordinator::handle(const ReportReceived& e) {
     return refuse(
         admission_.refuse(r.worker(), why, /*permanent=*/false, now_ms_));
   }
-  unreached_.erase(r.worker());
   // The shell has asked whether the key may use the name.
   if (!e.key.empty() && owners_.add(r.worker(), e.key, roster_, &durable_))
     persist();
@@ -455,9 +453,8 @@ void Coordinator::decline_stop(const std::string& why) {
 }
 
 void Coordinator::reconcile_ended() {
-  if (terminal_since_ms_ < 0) terminal_since_ms_ = now_ms_;
-  if (now_ms_ - terminal_since_ms_ < kGoodbyeMs &&
-      (!roster_.none_alive() || now_ms_ < unheard_until_ms_))
+  if (now_ms_ - phase_since_ms_ < kGoodbyeMs &&
+      (!roster_.none_alive() || roster_.awaits_unheard(now_ms_)))
     return;
   exited_ = true;
   act(Exit{durable_.phase() == pb::Durable::FAILED ? kExitFailed

@@ -173,7 +173,6 @@ class Coordinator {
   void abort(const Failure& failure);
   void end_generation();
   bool try_again_after(const Failure& fault, Consequence consequence);
-  std::string who_was_not_reached() const;
   void refuse_job(const std::string& where);
   void terminate(pb::Durable::Phase phase, const std::string& why);
 
@@ -253,7 +252,7 @@ class Coordinator {
   int64_t synced_step_ = 0;          // whose metrics are durable
   bool backlog_full_ = false;        // no further metrics are recorded
   int64_t started_ms_ = 0;
-  int64_t phase_since_ms_ = 0;
+  int64_t phase_since_ms_ = 0;  // less what does not count
   bool scanning_ = false;
   bool finish_checked_ = false;    // scanned for the last step's checkpoint
   bool gathering_ = true;          // the next plan waits for the join window
@@ -270,16 +269,9 @@ class Coordinator {
   std::string put_off_;
   int64_t no_change_before_ms_ = 0;     // optional stops are off: saving fails
   std::deque<pb::EventRecord> events_;  // the newest, for status
-  int64_t terminal_since_ms_ = -1;
-  // After a start or an absence, workers may exist that were not heard yet and
-  // have to be told if the job ends.
-  int64_t unheard_until_ms_ = 0;
   bool unsettled_ = false;  // inputs were taken since the last reconcile()
   bool exited_ = false;
   bool refused_job_ = false;
-  // Workers whose ranks of the last generation may still run: they were lost
-  // with it and not heard of since.
-  std::set<std::string> unreached_;
 };
 
 }  // namespace remesh::core

@@ -242,17 +242,14 @@ void Coordinator::release_scale(const std::string& why) {
 // ----------------------------------------------------------------- cordons
 
 Cordoning Coordinator::cordoning() {
-  // After a loss, or when this coordinator was restarted.
-  const bool may_return = now_ms_ < unheard_until_ms_ ||
-                          (roster_.last_loss_ms() > started_ms_ &&
-                           now_ms_ - roster_.last_loss_ms() <
-                               options_.job.elastic().rejoin_wait_ms());
+  const pb::Elastic& e = options_.job.elastic();
   return Cordoning({.view = view(),
                     .policy = policy_,
-                    .elastic = options_.job.elastic(),
+                    .elastic = e,
                     .unix_s = unix_now(),
                     .stepped = detector_.has_stepped(),
-                    .others_may_return = may_return,
+                    .others_may_return =
+                        roster_.others_may_return(e.rejoin_wait_ms(), now_ms_),
                     .faults = durable_.mutable_host_faults()});
 }
 
@@ -335,11 +332,7 @@ void Coordinator::end_generation() {
   fences_.clear();
   checkpoints_.end_generation();
   detector_.end_generation();
-  unreached_.clear();
-  for (const pb::Durable::Member& p : durable_.participants())
-    if (has_ranks(durable_, p.name()) &&
-        roster_.find_alive(p.name()) == nullptr)
-      unreached_.insert(p.name());
+  roster_.end_generation(durable_);
   durable_.clear_participants();
   durable_.clear_finish();
   gathering_ = false;
@@ -387,15 +380,6 @@ bool Coordinator::try_again_after(const Failure& fault,
   return true;
 }
 
-std::string Coordinator::who_was_not_reached() const {
-  if (unreached_.empty()) return "";
-  return fmt::format(
-      "{} not reached: {}; ranks there may run until they learn of the end",
-      unreached_.size() == 1 ? "1 worker was"
-                             : plural(unreached_.size(), "worker") + " were",
-      join({unreached_.begin(), unreached_.end()}));
-}
-
 // The job was given fewer steps than it has made.
 void Coordinator::refuse_job(const std::string& where) {
   refused_job_ = true;
@@ -416,9 +400,8 @@ void Coordinator::terminate(pb::Durable::Phase phase, const std::string& why) {
     durable_.clear_assignment();
   set_phase(phase);
   const bool explained = phase == pb::Durable::FAILED || refused_job_;
-  emit(end_event(phase, explained ? why : "", who_was_not_reached(),
+  emit(end_event(phase, explained ? why : "", roster_.unreached_text(),
                  retention_.only_in_memory(view())));
-  terminal_since_ms_ = now_ms_;
 }
 
 }  // namespace remesh::core

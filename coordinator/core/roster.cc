@@ -104,21 +104,23 @@ std::optional<Roster::Changes> Roster::on_report(const pb::Report& r,
       p = {s.progress(), now_ms, p.exited_ms};
     if (s.exited() && p.exited_ms == 0) p.exited_ms = now_ms;
   }
-  m.take_hardware(r);
-  m.report = r;
-  m.reported = true;
-  ++m.reports_in_phase;
-  m.heard_ms = now_ms;
-  m.disconnected_ms = -1;
-  m.cut_off = false;
-  m.barred.clear();
+  m.take(r, now_ms);
+  unreached_.erase(r.worker());
   return changes;
 }
 
-void Roster::Member::take_hardware(const pb::Report& r) {
-  if (hardware_known || !r.has_hardware()) return;
-  hardware_known = true;
-  core = core_from(r.hardware());
+void Roster::Member::take(const pb::Report& newest, int64_t now_ms) {
+  if (!hardware_known && newest.has_hardware()) {
+    hardware_known = true;
+    core = core_from(newest.hardware());
+  }
+  report = newest;
+  reported = true;
+  ++reports_in_phase;
+  heard_ms = now_ms;
+  disconnected_ms = -1;
+  cut_off = false;
+  barred.clear();
 }
 
 std::string Roster::host_of(const pb::Report& r) const {
@@ -221,6 +223,13 @@ void Roster::begin_phase() {
 
 void Roster::begin_generation() {
   for (auto& [name, m] : members_) m.progress.clear();
+}
+
+void Roster::end_generation(const pb::Durable& durable) {
+  unreached_.clear();
+  for (const pb::Durable::Member& p : durable.participants())
+    if (has_ranks(durable, p.name()) && find_alive(p.name()) == nullptr)
+      unreached_.insert(p.name());
 }
 
 void Roster::note_directive(const std::string& worker, const Said& said,
@@ -338,6 +347,20 @@ std::string Roster::awaited_text(const pb::Durable& durable,
       all.push_back(fmt::format("{} on {} to {}", name, m.report.host(),
                                 awaited(durable, name, m)));
   return all.empty() ? "" : "waiting for " + join(all);
+}
+
+bool Roster::others_may_return(int64_t wait_ms, int64_t now_ms) const {
+  return awaits_unheard(now_ms) ||
+         (last_loss_ms_ > started_ms_ && now_ms - last_loss_ms_ < wait_ms);
+}
+
+std::string Roster::unreached_text() const {
+  if (unreached_.empty()) return "";
+  return fmt::format(
+      "{} not reached: {}; ranks there may run until they learn of the end",
+      unreached_.size() == 1 ? "1 worker was"
+                             : plural(unreached_.size(), "worker") + " were",
+      join({unreached_.begin(), unreached_.end()}));
 }
 
 int64_t Roster::committed_step(const pb::Durable& durable) const {

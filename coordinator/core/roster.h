@@ -9,6 +9,7 @@
 #include <cstdint>
 #include <map>
 #include <optional>
+#include <set>
 #include <string>
 #include <utility>
 #include <vector>
@@ -77,7 +78,7 @@ class Roster {
     std::optional<planner::Machine> core;
     bool hardware_known = false;
 
-    void take_hardware(const pb::Report& report);
+    void take(const pb::Report& newest, int64_t now_ms);
     bool leaving() const { return draining || report.leaving(); }
     // Whether it is told what to do: a given-up worker still has to be fenced.
     bool reachable() const { return reported && (alive || given_up); }
@@ -107,7 +108,8 @@ class Roster {
   // worker of another host.
   enum class Verdict { kTaken, kStale, kEarlierLife, kNameInUse };
 
-  explicit Roster(int64_t now_ms = 0) : last_loss_ms_(now_ms) {}
+  explicit Roster(int64_t now_ms = 0)
+      : last_loss_ms_(now_ms), started_ms_(now_ms) {}
 
   // Takes the participants of a generation of an earlier life of the
   // coordinator for alive until `until_ms`.
@@ -148,6 +150,12 @@ class Roster {
 
   void begin_generation();  // clears the progress clocks
   void begin_phase();       // counts reports from 0 again
+  // Notes which workers with ranks of the generation are lost: until they are
+  // heard again, their ranks may run.
+  void end_generation(const pb::Durable& durable);
+  // Until then, after a start or an absence, workers may exist that were not
+  // heard yet.
+  void expect_unheard(int64_t until_ms) { unheard_until_ms_ = until_ms; }
   void drain(const std::string& worker) { members_.at(worker).draining = true; }
   void note_directive(const std::string& worker, const Said& said,
                       int64_t now_ms);
@@ -196,6 +204,15 @@ class Roster {
   // When expire() last declared a worker dead, at first the start; later by the
   // time in which nobody could be heard since.
   int64_t last_loss_ms() const { return last_loss_ms_; }
+  bool awaits_unheard(int64_t now_ms) const {
+    return now_ms < unheard_until_ms_;
+  }
+  // Whether workers may return: this coordinator was just started, or one was
+  // lost less than wait_ms ago.
+  bool others_may_return(int64_t wait_ms, int64_t now_ms) const;
+  // The workers that the end of the last generation did not reach, for people;
+  // "" if it reached all.
+  std::string unreached_text() const;
   // For how long in total nobody could be heard (on_own_absence()).
   int64_t absent_ms() const { return absent_ms_; }
 
@@ -233,6 +250,9 @@ class Roster {
   int64_t last_join_ms_ = 0;
   int64_t last_loss_ms_ = 0;
   int64_t absent_ms_ = 0;
+  int64_t started_ms_ = 0;
+  int64_t unheard_until_ms_ = 0;
+  std::set<std::string> unreached_;  // by the end of the last generation
 };
 
 }  // namespace remesh::core
