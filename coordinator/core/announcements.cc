@@ -101,13 +101,16 @@ pb::EventRecord mesh_event(const pb::Assignment& next,
   return e;
 }
 
-pb::EventRecord training_event(const pb::Assignment& assignment, int64_t step,
-                               int64_t lost_steps, double seconds) {
+pb::EventRecord training_event(const ClusterView& view, int64_t step,
+                               const StepTimes::Pause& before) {
+  const pb::Durable& d = view.durable;
   pb::EventRecord e = event(events::kTraining);
   e.set_step(step);
-  *e.mutable_mesh() = assignment.mesh();
-  e.set_seconds(seconds);
-  e.set_lost_steps(lost_steps);
+  *e.mutable_mesh() = d.assignment().mesh();
+  e.set_seconds(before.seconds);
+  e.set_lost_steps(before.lost_steps);
+  if (const auto digest = view.roster.restored_digest(d.generation()))
+    e.set_digest(*digest);
   return e;
 }
 

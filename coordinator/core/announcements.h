@@ -34,9 +34,9 @@ std::vector<pb::EventRecord> start_events(const Options& options,
 pb::EventRecord mesh_event(const pb::Assignment& next,
                            const std::optional<pb::Mesh>& before,
                            int64_t lost_steps, const std::string& why);
-// The first step of an assignment. seconds: since training was interrupted.
-pb::EventRecord training_event(const pb::Assignment& assignment, int64_t step,
-                               int64_t lost_steps, double seconds);
+// The first step of a generation.
+pb::EventRecord training_event(const ClusterView& view, int64_t step,
+                               const StepTimes::Pause& before);
 // The job has ended in that phase. `why` is the cause, unless it is empty.
 pb::EventRecord end_event(pb::Durable::Phase phase, const std::string& why,
                           const std::string& unreached,

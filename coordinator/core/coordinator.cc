@@ -94,7 +94,7 @@ void Coordinator::adopt_generation() {
   checkpoints_.adopt(durable_.finish());
   if (durable_.phase() != pb::Durable::ABORTING) return;
   failure_ = failure_of(durable_.cause());
-  change_began_ms_ = now_ms_;
+  times_.interrupt(now_ms_);
 }
 
 // ------------------------------------------------------------------ inputs
@@ -442,7 +442,7 @@ void Coordinator::note_declined_stops() {
     emit(events::kChangePutOff,
          {.cause = "saving failed: " + checkpoints_.last_error(),
           .detail = durable_.finish().reason()});
-  change_began_ms_ = -1;
+  times_.call_off();
   set_phase(pb::Durable::RUNNING);
 }
 

@@ -187,7 +187,6 @@ class Coordinator {
   void finish_steps(int64_t committed);
   void clear_suspicion();
   void record(const StepLedger::Entry& entry);
-  void emit_training(int64_t step);
   void watch_checkpoints(int64_t committed);
 
   ClusterView view() const {
@@ -263,8 +262,6 @@ class Coordinator {
   std::set<std::string> reported_damaged_;  // checkpoints, with what is wrong
   std::string waiting_for_;
   std::optional<Failure> failure_;  // of the abort in progress
-  int64_t change_began_ms_ = -1;    // training is interrupted since then
-  int64_t lost_steps_ = 0;          // by the change in progress
   // Why a change of mesh was put off; "": none is.
   std::string put_off_;
   int64_t no_change_before_ms_ = 0;     // optional stops are off: saving fails

@@ -173,10 +173,11 @@ void Coordinator::begin_generation(const Recovery::Decision& decision,
   ledger_.forget_finished();
   durable_.set_generation(a.generation());
   replicas_fit_ = true;
-  lost_steps_ =
+  const int64_t lost =
       std::max<int64_t>(0, ledger_.last_finished() - a.source().step());
   pb::EventRecord e =
-      mesh_event(a, mesh_before(), lost_steps_, decision.placement.reason);
+      mesh_event(a, mesh_before(), lost, decision.placement.reason);
+  times_.lose(lost);
   if (options_.job.train().max_skipped_steps() > 0)
     add_past_steps(ledger_.before(a.source().step(), saved), &a);
   if (!options_.data_id.empty()) a.set_data_id(options_.data_id);
@@ -282,7 +283,7 @@ void Coordinator::apply(const Cordoning::Changes& changes) {
 // --------------------------------------------------------------------- end
 
 void Coordinator::finish(const MeshPolicy::MeshChange& change) {
-  if (change_began_ms_ < 0) change_began_ms_ = now_ms_;
+  times_.interrupt(now_ms_);
   pb::Finish* f = durable_.mutable_finish();
   f->set_reason(change.why);
   f->set_must_stop(change.must);
@@ -296,7 +297,7 @@ void Coordinator::finish(const MeshPolicy::MeshChange& change) {
 
 void Coordinator::abort(const Failure& failure) {
   failure_ = failure;
-  if (change_began_ms_ < 0) change_began_ms_ = now_ms_;
+  times_.interrupt(now_ms_);
   *durable_.mutable_cause() = cause_of(failure);
   set_phase(pb::Durable::ABORTING);
 }
@@ -310,13 +311,12 @@ void Coordinator::end_generation() {
     *durable_.mutable_cause() = cause_of(*fault);
     times_.add_failure();
     if (fault->exit_code != kExitSaveFailed)
-      emit(event_of(*fault, view(),
-                    static_cast<double>(now_ms_ - change_began_ms_) / 1000));
+      emit(event_of(*fault, view(), times_.interrupted_s(now_ms_)));
   } else if (!aborted) {
     const std::string& reason = durable_.finish().reason();
     emit(events::kGenerationEnded,
          {.detail = reason.empty() ? "all ranks finished" : reason});
-    if (change_began_ms_ < 0) change_began_ms_ = now_ms_;
+    times_.interrupt(now_ms_);
   }
   Cordoning cordons = cordoning();
   Consequence consequence = Consequence::kNone;

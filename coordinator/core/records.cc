@@ -32,10 +32,10 @@ void Coordinator::finish_steps(int64_t committed) {
   for (const auto& entry : ledger_.advance(durable_.generation(), committed)) {
     record(entry);
     detector_.note_step(entry.metrics->step_s());
-    if (entry.metrics->generation() == durable_.generation())
-      times_.add_step(entry.metrics->step_s(), now_ms_);
-    if (change_began_ms_ >= 0 && durable_.phase() == pb::Durable::RUNNING)
-      emit_training(entry.metrics->step());
+    times_.add_step(entry.metrics->step_s(), now_ms_);
+    if (durable_.phase() != pb::Durable::RUNNING) continue;
+    if (const auto pause = times_.resume(now_ms_))
+      emit(training_event(view(), entry.metrics->step(), *pause));
   }
 }
 
@@ -53,18 +53,6 @@ void Coordinator::record(const StepLedger::Entry& entry) {
   if (!entry.metrics) return;
   act(AppendMetrics{*entry.metrics});
   if (entry.metrics->skipped()) emit(skipped_event(*entry.metrics));
-}
-
-void Coordinator::emit_training(int64_t step) {
-  pb::EventRecord e =
-      training_event(durable_.assignment(), step, lost_steps_,
-                     static_cast<double>(now_ms_ - change_began_ms_) / 1000);
-  times_.add_pause(e.seconds());
-  if (const auto digest = roster_.restored_digest(durable_.generation()))
-    e.set_digest(*digest);
-  emit(std::move(e));
-  change_began_ms_ = -1;
-  lost_steps_ = 0;
 }
 
 void Coordinator::watch_checkpoints(int64_t committed) {

@@ -65,6 +65,14 @@ void StepTimes::add_step(double seconds, int64_t now_ms) {
   it->at_ms = now_ms;
 }
 
+std::optional<StepTimes::Pause> StepTimes::resume(int64_t now_ms) {
+  if (interrupted_ms_ < 0) return std::nullopt;
+  const Pause pause = {interrupted_s(now_ms), std::exchange(lost_steps_, 0)};
+  keep(pause.seconds, &pauses_);
+  interrupted_ms_ = -1;
+  return pause;
+}
+
 std::vector<planner::MeasuredStep> StepTimes::measured(
     const std::set<std::string>& hosts, int64_t now_ms) const {
   std::vector<planner::MeasuredStep> out;

@@ -28,8 +28,26 @@ class StepTimes {
   // Bandwidth between its hosts, as its ranks measured it; 0 is ignored. What
   // was measured between others over an hour before is forgotten.
   void set_link(double bytes_per_s, int64_t now_ms);
-  void add_pause(double seconds) { keep(seconds, &pauses_); }
   void add_failure() { ++failures_; }
+
+  // Training is interrupted since now, if it is not yet: by the end of a
+  // generation, until the next one makes a step.
+  void interrupt(int64_t now_ms) {
+    if (interrupted_ms_ < 0) interrupted_ms_ = now_ms;
+  }
+  void call_off() { interrupted_ms_ = -1; }  // the generation goes on
+  // Finished steps that are made again after it.
+  void lose(int64_t steps) { lost_steps_ = steps; }
+  // REQUIRES: training is interrupted.
+  double interrupted_s(int64_t now_ms) const {
+    return static_cast<double>(now_ms - interrupted_ms_) / 1000;
+  }
+  struct Pause {
+    double seconds = 0;
+    int64_t lost_steps = 0;
+  };
+  // Training goes on. Nothing if it was not interrupted.
+  std::optional<Pause> resume(int64_t now_ms);
 
   // The meshes of which enough steps were made in the last hour, if all of
   // their hosts are among these. Changes rarely: small differences are ignored.
@@ -61,6 +79,8 @@ class StepTimes {
   int skip_ = 0;              // steps of a generation that are not counted
   std::deque<double> steps_;  // of the generation
   std::deque<double> pauses_;
+  int64_t interrupted_ms_ = -1;  // since then
+  int64_t lost_steps_ = 0;
   int64_t failures_ = 0;
   std::vector<Mesh> meshes_;
   std::map<std::set<std::string>, Link> links_;

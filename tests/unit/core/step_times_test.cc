@@ -95,7 +95,16 @@ TEST(StepTimes, NonsenseIsNotCounted) {
 TEST(StepTimes, PausesAndFailures) {
   StepTimes t(1000);
   EXPECT_EQ(t.pause_s(), 5);
-  for (const double s : {2.0, 100.0, 3.0}) t.add_pause(s);
+  EXPECT_FALSE(t.resume(1000)) << "was not interrupted";
+  for (const int64_t s : {2, 100, 3}) {
+    t.interrupt(1000);
+    t.interrupt(1001);
+    t.lose(s);
+    const auto pause = t.resume(1000 + s * 1000);
+    ASSERT_TRUE(pause);
+    EXPECT_EQ(pause->seconds, double(s));
+    EXPECT_EQ(pause->lost_steps, s);
+  }
   EXPECT_EQ(t.pause_s(), 3);
   constexpr double kDay = 24 * 3600;
   EXPECT_EQ(t.until_failure_s(1000), kDay);
