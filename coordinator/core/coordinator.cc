@@ -92,9 +92,7 @@ void Coordinator::adopt_generation() {
     if (m.generation() == durable_.generation())
       times_.add_step(m.step_s(), now_ms_);
   checkpoints_.adopt(durable_.finish());
-  if (durable_.phase() != pb::Durable::ABORTING) return;
-  failure_ = failure_of(durable_.cause());
-  times_.interrupt(now_ms_);
+  if (durable_.phase() == pb::Durable::ABORTING) times_.interrupt(now_ms_);
 }
 
 // ------------------------------------------------------------------ inputs
@@ -282,7 +280,7 @@ void Coordinator::reconcile() {
       reconcile_live();
       break;
     case pb::Durable::ABORTING:
-      if (roster_.all_quiesced(durable_) && source_fate_known())
+      if (roster_.all_quiesced(durable_) && detector_.source_fate_known(view()))
         end_generation();
       break;
     default:
@@ -385,12 +383,6 @@ void Coordinator::reconcile_preparing() {
   if (roster_.all_prepared(durable_) &&
       source_is_there(roster_, durable_.assignment().source()))
     set_phase(pb::Durable::RUNNING);
-}
-
-bool Coordinator::source_fate_known() const {
-  return !failure_ ||
-         detector_.settle(*failure_, view()).exit_code != kExitBadSource ||
-         holders_answered(view());
 }
 
 // Workers may have left meanwhile, so that what was asked for is there.

@@ -142,8 +142,6 @@ class Coordinator {
   bool keeps_joining() const;
   void settle_request();
   bool abort_to_discard();
-  // Whether it is known why the ranks of an abort could not load their source.
-  bool source_fate_known() const;
   void note_declined_stops();
   void decline_stop(const std::string& why);
   void send_directives();
@@ -261,7 +259,6 @@ class Coordinator {
   bool replicas_fit_ = true;       // unless a rank found that there is no room
   std::set<std::string> reported_damaged_;  // checkpoints, with what is wrong
   std::string waiting_for_;
-  std::optional<Failure> failure_;  // of the abort in progress
   // Why a change of mesh was put off; "": none is.
   std::string put_off_;
   int64_t no_change_before_ms_ = 0;     // optional stops are off: saving fails

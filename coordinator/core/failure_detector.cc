@@ -7,6 +7,7 @@
 
 #include "coordinator/core/durable.h"
 #include "coordinator/core/recovery.h"
+#include "proto/base/exit_code.h"
 #include "proto/base/rank_phase.h"
 #include "proto/base/text.h"
 
@@ -276,6 +277,11 @@ Failure FailureDetector::settle(const Failure& noticed,
   if (const auto loss = find_lost_worker(view)) return *loss;
   if (exit && noticed.exit_code != 0) return *exit;
   return noticed;
+}
+
+bool FailureDetector::source_fate_known(const ClusterView& view) const {
+  const Failure cause = settle(failure_of(view.durable.cause()), view);
+  return cause.exit_code != kExitBadSource || holders_answered(view);
 }
 
 }  // namespace remesh::core

@@ -46,6 +46,9 @@ class FailureDetector {
   // The first cause once all reports of the abort are in: victims of a death
   // can be reported before it is.
   Failure settle(const Failure& noticed, const ClusterView& view) const;
+  // While a generation is aborted: whether it is known why its ranks could not
+  // load their source, if that is the cause.
+  bool source_fate_known(const ClusterView& view) const;
 
   // A worker that has not reported for this long may have any progress.
   int64_t silent_ms() const;

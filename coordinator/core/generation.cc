@@ -296,7 +296,6 @@ void Coordinator::finish(const MeshPolicy::MeshChange& change) {
 }
 
 void Coordinator::abort(const Failure& failure) {
-  failure_ = failure;
   times_.interrupt(now_ms_);
   *durable_.mutable_cause() = cause_of(failure);
   set_phase(pb::Durable::ABORTING);
@@ -306,8 +305,8 @@ void Coordinator::end_generation() {
   const bool aborted = durable_.phase() == pb::Durable::ABORTING;
   const int64_t committed = roster_.committed_step(durable_);
   std::optional<Failure> fault;
-  if (aborted && failure_ && failure_->is_fault) {
-    fault = detector_.settle(*failure_, view());
+  if (aborted && !durable_.cause().planned()) {
+    fault = detector_.settle(failure_of(durable_.cause()), view());
     *durable_.mutable_cause() = cause_of(*fault);
     times_.add_failure();
     if (fault->exit_code != kExitSaveFailed)
@@ -328,7 +327,6 @@ void Coordinator::end_generation() {
     for (const pb::LinkSearch& test : cordons.changes().tests)
       emit(event_of(test));
   }
-  failure_.reset();
   fences_.clear();
   checkpoints_.end_generation();
   detector_.end_generation();
