@@ -16,7 +16,45 @@ std::string cause_of(std::string error) {
   return error;
 }
 
+void forgive(int64_t step, pb::Refusals* refusals) {
+  const pb::Refusals before = *refusals;
+  refusals->clear_checkpoints();
+  refusals->clear_checkpoint_steps();
+  for (int i = 0; i < before.checkpoints_size(); ++i) {
+    const int64_t bad =
+        i < before.checkpoint_steps_size() ? before.checkpoint_steps(i) : -1;
+    if (bad == step) continue;
+    refusals->add_checkpoints(before.checkpoints(i));
+    refusals->add_checkpoint_steps(bad);
+  }
+}
+
 }  // namespace
+
+void note_saved(int64_t step, pb::Durable* durable) {
+  durable->set_saved_step(std::max(durable->saved_step(), step));
+  if (durable->refusals().checkpoints_size() > 0)
+    forgive(step, durable->mutable_refusals());
+}
+
+void CheckpointWatch::go_back(int64_t step,
+                              const std::vector<CheckpointInfo>& valid,
+                              pb::Durable* durable) {
+  if (durable->saved_step() <= step) return;
+  int64_t newest = 0;
+  for (const CheckpointInfo& c : valid)
+    if (c.step <= step) newest = std::max(newest, c.step);
+  durable->set_saved_step(newest);
+  newest_step_ = std::min(newest_step_, newest);
+}
+
+std::vector<std::string> CheckpointWatch::new_damage(
+    const std::vector<std::string>& damaged) {
+  std::vector<std::string> out;
+  for (const std::string& d : damaged)
+    if (damaged_.insert(d).second) out.push_back(d);
+  return out;
+}
 
 std::vector<CheckpointWatch::Result> CheckpointWatch::observe(
     const Roster& roster, int64_t generation, int64_t committed) {
@@ -28,6 +66,7 @@ std::vector<CheckpointWatch::Result> CheckpointWatch::observe(
           s.checkpoint_step() <= committed + 1) {
         newest_step_ = s.checkpoint_step();
         last_error_.clear();
+        failed_ends_ = 0;
         told_.clear();
         out.push_back({.step = newest_step_});
       }

@@ -1,6 +1,7 @@
-// CheckpointWatch: what the ranks' reports say about saving: which checkpoint
-// is the newest, which saves failed, and which ranks declined to stop because
-// they could not save. A value without I/O.
+// CheckpointWatch: what the ranks' reports and scans say about checkpoints:
+// which one is the newest, which saves failed, which ranks declined to stop
+// because they could not save, and which checkpoints are damaged. A value
+// without I/O.
 #pragma once
 
 #include <algorithm>
@@ -10,9 +11,13 @@
 #include <string>
 #include <vector>
 
+#include "coordinator/core/api.h"
 #include "coordinator/core/cluster_view.h"
 
 namespace remesh::core {
+
+// The checkpoint of that step was saved, perhaps once more: it may be used.
+void note_saved(int64_t step, pb::Durable* durable);
 
 class CheckpointWatch {
  public:
@@ -33,12 +38,16 @@ class CheckpointWatch {
   void know(int64_t step) { newest_step_ = std::max(newest_step_, step); }
   // Newest saved step that was reported or is known; -1 if there is none.
   int64_t newest_step() const { return newest_step_; }
-  // Newer ones are on a branch that was abandoned: the job may save these steps
-  // again.
-  void forget_after(int64_t step) {
-    newest_step_ = std::min(newest_step_, step);
-  }
+  // The job continues from that step: newer checkpoints, which could not be
+  // used, are on an abandoned branch, and nobody waits for them any more. The
+  // job may save these steps again.
+  void go_back(int64_t step, const std::vector<CheckpointInfo>& valid,
+               pb::Durable* durable);
+  // Those of the damaged checkpoints, with what is wrong, that are new.
+  std::vector<std::string> new_damage(const std::vector<std::string>& damaged);
   const std::string& last_error() const { return last_error_; }
+  // The ranks ended because they could not save. Returns how often in a row.
+  int64_t count_failed_end() { return ++failed_ends_; }
 
   // Stops that were declined so far do not count; call it before asking for
   // one. `finish` keeps them for a later life of the coordinator, which calls
@@ -54,6 +63,8 @@ class CheckpointWatch {
  private:
   int64_t newest_step_ = -1;
   std::string last_error_;
+  int64_t failed_ends_ = 0;  // since the newest save
+  std::set<std::string> damaged_;
   // By rank: ranks fail with different errors and repeat them in every report.
   std::map<int, std::string> errors_;
   std::set<std::string> told_;       // causes since the newest save

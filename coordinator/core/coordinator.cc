@@ -260,7 +260,12 @@ void Coordinator::reconcile() {
   else if (joining_since_ms_ < 0)
     joining_since_ms_ = now_ms_;
   const int64_t committed = roster_.committed_step(durable_);
-  watch_checkpoints(committed);
+  for (const CheckpointWatch::Result& r :
+       checkpoints_.observe(roster_, durable_.generation(),
+                            std::max(ledger_.last_finished(), committed))) {
+    if (r.error.empty()) note_saved(r.step, &durable_);
+    emit(event_of(r));
+  }
   finish_steps(committed);
   retention_.observe(view());
   if (!terminal(durable_.phase())) {

@@ -50,7 +50,6 @@
 #include <cstdint>
 #include <deque>
 #include <optional>
-#include <set>
 #include <string>
 #include <utility>
 #include <vector>
@@ -149,7 +148,6 @@ class Coordinator {
   // Starting a generation (generation.cc).
   void plan(const CheckpointsScanned& scan);
   void restore_steps(int64_t generation, int64_t step, int64_t next);
-  void abandon_checkpoints(const CheckpointsScanned& scan, int64_t step);
   // A number that neither the journal nor, if that was lost, the checkpoints
   // know.
   int64_t next_generation(const CheckpointsScanned& scan) const {
@@ -158,9 +156,8 @@ class Coordinator {
   Plan plan_of(const Recovery::Decision& decision) const;
   Shortages shortages_after(Plan* next) const;
   bool put_off_for_room(const MeshPolicy::MeshChange& change);
-  // saved: the metrics in the newest checkpoint up to the source's step.
   void begin_generation(const Recovery::Decision& decision, Plan plan,
-                        const std::vector<pb::StepMetrics>& saved);
+                        const std::vector<CheckpointInfo>& checkpoints);
   std::optional<pb::Mesh> mesh_before() const;
   void wait_for(const events::EventKind& kind, const std::string& what);
   void release_unfit_pin();
@@ -180,12 +177,11 @@ class Coordinator {
   // Persists and announces.
   void apply(const Cordoning::Changes& changes);
 
-  // Members, steps and checkpoints (records.cc).
+  // Members and steps.
   void announce(const Roster::Changes& changes);
   void finish_steps(int64_t committed);
   void clear_suspicion();
   void record(const StepLedger::Entry& entry);
-  void watch_checkpoints(int64_t committed);
 
   ClusterView view() const {
     return {.roster = roster_,
@@ -255,9 +251,7 @@ class Coordinator {
   bool gathering_ = true;          // the next plan waits for the join window
   int64_t joining_since_ms_ = -1;  // -1: nobody joined lately
   int64_t not_before_ms_ = 0;      // back-off after repeated failures
-  int64_t failed_saves_ = 0;       // in a row, at which the ranks ended
   bool replicas_fit_ = true;       // unless a rank found that there is no room
-  std::set<std::string> reported_damaged_;  // checkpoints, with what is wrong
   std::string waiting_for_;
   // Why a change of mesh was put off; "": none is.
   std::string put_off_;

@@ -1,5 +1,5 @@
 // How the coordinator starts and ends generations, and the job; and what it
-// does when hosts are cordoned.
+// does when members change, steps are finished and hosts cordoned.
 #include <fmt/format.h>
 
 #include <algorithm>
@@ -18,27 +18,10 @@ constexpr int64_t kLookForRoomMs = 1000;
 
 // ------------------------------------------------------------------- start
 
-namespace {
-
-// Metrics in the newest checkpoint up to the step, of this branch.
-std::vector<pb::StepMetrics> metrics_up_to(
-    const CheckpointsScanned& scan, int64_t step,
-    const std::vector<FirstStep>& first_steps) {
-  const CheckpointInfo* newest = nullptr;
-  for (const CheckpointInfo& c : scan.valid)
-    if (c.step <= step && (newest == nullptr || c.step > newest->step) &&
-        abandoned_by(first_steps, generation_of(c), c.step) == 0)
-      newest = &c;
-  return newest == nullptr ? std::vector<pb::StepMetrics>() : newest->recent;
-}
-
-}  // namespace
-
 void Coordinator::plan(const CheckpointsScanned& scan) {
   ledger_.prove(scan.valid);
-  for (const std::string& damaged : scan.invalid)
-    if (reported_damaged_.insert(damaged).second)
-      emit(events::kCheckpointDamaged, {.cause = damaged});
+  for (const std::string& damaged : checkpoints_.new_damage(scan.invalid))
+    emit(events::kCheckpointDamaged, {.cause = damaged});
   const ClusterView now = view();
   const Recovery::Inputs in{.view = now,
                             .ledger = ledger_,
@@ -97,10 +80,8 @@ void Coordinator::plan(const CheckpointsScanned& scan) {
   if (!given_up.empty())
     next.assignment.mutable_source()->mutable_reason()->append("; " + given_up);
   restore_steps(decision.generation, decision.source.step(), number);
-  abandon_checkpoints(scan, decision.source.step());
-  begin_generation(
-      decision, std::move(next),
-      metrics_up_to(scan, decision.source.step(), ledger_.first_steps()));
+  checkpoints_.go_back(decision.source.step(), scan.valid, &durable_);
+  begin_generation(decision, std::move(next), scan.valid);
 }
 
 Plan Coordinator::plan_of(const Recovery::Decision& decision) const {
@@ -136,39 +117,9 @@ bool Coordinator::put_off_for_room(const MeshPolicy::MeshChange& change) {
   return true;
 }
 
-// The job continues from `step`: newer checkpoints, which could not be used,
-// are on an abandoned branch, and nobody waits for them any more.
-void Coordinator::abandon_checkpoints(const CheckpointsScanned& scan,
-                                      int64_t step) {
-  if (durable_.saved_step() <= step) return;
-  int64_t newest = 0;
-  for (const CheckpointInfo& c : scan.valid)
-    if (c.step <= step) newest = std::max(newest, c.step);
-  durable_.set_saved_step(newest);
-  checkpoints_.forget_after(newest);
-}
-
-// Finishes the steps up to that one of a state of `generation`, from which
-// generation `next` continues.
-void Coordinator::restore_steps(int64_t generation, int64_t step,
-                                int64_t next) {
-  const int64_t first = ledger_.last_finished() + 1;
-  if (first <= step && 0 < generation && generation + 1 < next) {
-    // Generations between the two began before these steps were finished: their
-    // versions of them are their own.
-    ledger_.abandon({.generation = next, .step = first, .after = generation});
-    pb::Durable::Abandoned* a = durable_.add_abandoned();
-    a->set_generation(next);
-    a->set_step(first);
-    a->set_after(generation);
-    persist();  // before the steps are in the metrics log
-  }
-  for (const auto& entry : ledger_.restore(generation, step)) record(entry);
-}
-
-void Coordinator::begin_generation(const Recovery::Decision& decision,
-                                   Plan plan,
-                                   const std::vector<pb::StepMetrics>& saved) {
+void Coordinator::begin_generation(
+    const Recovery::Decision& decision, Plan plan,
+    const std::vector<CheckpointInfo>& checkpoints) {
   pb::Assignment& a = plan.assignment;
   ledger_.forget_finished();
   durable_.set_generation(a.generation());
@@ -179,7 +130,7 @@ void Coordinator::begin_generation(const Recovery::Decision& decision,
       mesh_event(a, mesh_before(), lost, decision.placement.reason);
   times_.lose(lost);
   if (options_.job.train().max_skipped_steps() > 0)
-    add_past_steps(ledger_.before(a.source().step(), saved), &a);
+    add_past_steps(ledger_.before(a.source().step(), checkpoints), &a);
   if (!options_.data_id.empty()) a.set_data_id(options_.data_id);
   durable_.mutable_participants()->Assign(plan.participants.begin(),
                                           plan.participants.end());
@@ -216,6 +167,68 @@ void Coordinator::wait_for(const events::EventKind& kind,
   if (what.empty()) return;
   waiting_for_ = what;
   emit(kind, {.detail = what});
+}
+
+// ------------------------------------------------------- members and steps
+
+void Coordinator::announce(const Roster::Changes& changes) {
+  using Kind = Roster::MembershipChange::Kind;
+  for (const Roster::MembershipChange& c : changes) {
+    const bool over = terminal(durable_.phase());
+    if (!over || c.kind == Kind::kLeaving) emit(event_of(c, durable_));
+    if (c.sent_away && finish_drain(c.worker, c.incarnation, &durable_) &&
+        !over)
+      persist();
+    if (!over && c.kind == Kind::kLost &&
+        forgive_source(durable_.assignment().source(), c.worker,
+                       durable_.mutable_refusals()))
+      persist();
+  }
+}
+
+void Coordinator::finish_steps(int64_t committed) {
+  // Steps that are computed again, or that an earlier life recorded, also show
+  // that the generation makes progress.
+  if (committed > durable_.assignment().source().step()) {
+    detector_.note_progress();
+    clear_suspicion();
+  }
+  if (durable_.assignment().measure_link())
+    times_.set_link(roster_.link_bytes_per_s(durable_.generation()), now_ms_);
+  if (backlog_full_) return;
+  for (const auto& entry : ledger_.advance(durable_.generation(), committed)) {
+    record(entry);
+    detector_.note_step(entry.metrics->step_s());
+    times_.add_step(entry.metrics->step_s(), now_ms_);
+    if (durable_.phase() != pb::Durable::RUNNING) continue;
+    if (const auto pause = times_.resume(now_ms_))
+      emit(training_event(view(), entry.metrics->step(), *pause));
+  }
+}
+
+// The mesh works: what failed on its hosts before is over.
+void Coordinator::clear_suspicion() {
+  const pb::HostFaults& faults = durable_.host_faults();
+  if (faults.suspects().empty() && !faults.has_link_search()) return;
+  Cordoning cordons = cordoning();
+  cordons.after_step(hosts_with_ranks(durable_));
+  apply(cordons.changes());
+}
+
+void Coordinator::record(const StepLedger::Entry& entry) {
+  if (entry.gap_first > 0) emit(gap_event(entry));
+  if (!entry.metrics) return;
+  act(AppendMetrics{*entry.metrics});
+  if (entry.metrics->skipped()) emit(skipped_event(*entry.metrics));
+}
+
+// Finishes the steps up to that one of a state of `generation`, from which
+// generation `next` continues.
+void Coordinator::restore_steps(int64_t generation, int64_t step,
+                                int64_t next) {
+  if (ledger_.abandon_between(generation, step, next, &durable_))
+    persist();  // before the steps are in the metrics log
+  for (const auto& entry : ledger_.restore(generation, step)) record(entry);
 }
 
 // ------------------------------------------------------- released requests
@@ -352,7 +365,7 @@ bool Coordinator::try_again_after(const Failure& fault,
   if (fault.exit_code == kExitSaveFailed) {
     if (durable_.stop_requested() && !durable_.stop_discards())
       decline_stop(fault.text());
-    const int64_t wait_ms = wait_for_room_ms(++failed_saves_);
+    const int64_t wait_ms = wait_for_room_ms(checkpoints_.count_failed_end());
     not_before_ms_ = now_ms_ + wait_ms;
     const std::string& error = checkpoints_.last_error();
     wait_for(events::kWaitingForRoom,

@@ -134,19 +134,6 @@ void refuse_source(const pb::Source& s, const Roster& roster,
   bad->set_step(s.step());
 }
 
-void forgive_checkpoint(int64_t step, pb::Refusals* refusals) {
-  const pb::Refusals before = *refusals;
-  refusals->clear_checkpoints();
-  refusals->clear_checkpoint_steps();
-  for (int i = 0; i < before.checkpoints_size(); ++i) {
-    const int64_t bad =
-        i < before.checkpoint_steps_size() ? before.checkpoint_steps(i) : -1;
-    if (bad == step) continue;
-    refusals->add_checkpoints(before.checkpoints(i));
-    refusals->add_checkpoint_steps(bad);
-  }
-}
-
 bool tries_another_host(const planner::Placement& placement,
                         const ClusterView& view) {
   const pb::Assignment& a = view.durable.assignment();

@@ -54,9 +54,6 @@ bool tries_another_host(const planner::Placement& placement,
 bool forgive_source(const pb::Source& source, const std::string& worker,
                     pb::Refusals* refusals);
 
-// The checkpoint of that step was saved, perhaps once more: it may be used.
-void forgive_checkpoint(int64_t step, pb::Refusals* refusals);
-
 // Whether the workers that hold the parts of the generation's source say so.
 bool source_is_there(const Roster& roster, const pb::Source& source);
 

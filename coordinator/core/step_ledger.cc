@@ -54,13 +54,31 @@ void StepLedger::redo(const pb::StepMetrics& m) {
   if (redone_.size() > kMostRecent) redone_.erase(redone_.begin());
 }
 
+bool StepLedger::abandon_between(int64_t generation, int64_t step, int64_t next,
+                                 pb::Durable* durable) {
+  const int64_t first = last_finished_ + 1;
+  if (first > step || generation <= 0 || generation + 1 >= next) return false;
+  abandon({.generation = next, .step = first, .after = generation});
+  pb::Durable::Abandoned* a = durable->add_abandoned();
+  a->set_generation(next);
+  a->set_step(first);
+  a->set_after(generation);
+  return true;
+}
+
 std::vector<pb::StepMetrics> StepLedger::before(
-    int64_t step, const std::vector<pb::StepMetrics>& saved) const {
+    int64_t step, const std::vector<CheckpointInfo>& checkpoints) const {
+  const CheckpointInfo* newest = nullptr;
+  for (const CheckpointInfo& c : checkpoints)
+    if (c.step <= step && (newest == nullptr || c.step > newest->step) &&
+        abandoned_by(first_steps_, generation_of(c), c.step) == 0)
+      newest = &c;
   Steps known;
   const auto add = [&](const pb::StepMetrics& m) {
     if (m.step() <= step) known.insert_or_assign(m.step(), m);
   };
-  for (const pb::StepMetrics& m : saved) add(m);
+  if (newest != nullptr)
+    for (const pb::StepMetrics& m : newest->recent) add(m);
   for (const pb::StepMetrics& m : recent_) add(m);
   for (const auto& [s, m] : redone_)
     if (const auto it = known.find(s);

@@ -54,6 +54,12 @@ class StepLedger {
   // The steps from f.step on that generations between f.after and f.generation
   // made are on an abandoned branch.
   void abandon(const FirstStep& f) { first_steps_.push_back(f); }
+  // The steps up to a state of `generation` are to be finished, from which
+  // generation `next` continues. Generations between the two began before that:
+  // their versions of these steps are their own. Abandons them, also in the
+  // journal; false if there are none.
+  bool abandon_between(int64_t generation, int64_t step, int64_t next,
+                       pb::Durable* durable);
   void forget_finished();
 
   // The last step before and including which all metrics of the generation's
@@ -66,9 +72,9 @@ class StepLedger {
   }
   // The newest steps up to that one of which kRecentUpdates made their update,
   // in order, as the newest generation made them, without those whose metrics
-  // are lost. saved: those that a checkpoint has.
+  // are lost. The newest of the checkpoints up to that step has older ones.
   std::vector<pb::StepMetrics> before(
-      int64_t step, const std::vector<pb::StepMetrics>& saved) const;
+      int64_t step, const std::vector<CheckpointInfo>& checkpoints) const;
   const std::vector<FirstStep>& first_steps() const { return first_steps_; }
 
  private:

@@ -57,15 +57,16 @@ TEST(StepLedger, KnowsTheNewestStepsOfTheLogAndSince) {
 // A job went back to the checkpoint of step 200, lost 150 steps and made some
 // of them once more.
 TEST(StepLedger, KnowsTheStepsBeforeAnOlderState) {
-  std::vector<pb::StepMetrics> log, saved;
+  std::vector<pb::StepMetrics> log;
   for (int64_t n = 1; n <= 350; ++n) log.push_back(step(1, n));
-  for (int64_t n = 1; n <= 200; ++n) saved.push_back(step(1, n));
+  CheckpointInfo saved{.step = 200};
+  for (int64_t n = 1; n <= 200; ++n) saved.recent.push_back(step(1, n));
   StepLedger ledger(350, log, {{1, 1}});
-  const auto first = ledger.before(200, saved);
+  const auto first = ledger.before(200, {saved});
   ASSERT_EQ(first.size(), size_t{StepLedger::kRecentUpdates});
   EXPECT_EQ(first.back().step(), 200);
   for (int64_t n = 201; n <= 300; ++n) ledger.report(step(2, n));
-  const auto second = ledger.before(260, saved);
+  const auto second = ledger.before(260, {saved});
   ASSERT_EQ(second.size(), size_t{StepLedger::kRecentUpdates});
   for (size_t i = 0; i < second.size(); ++i) {
     const int64_t n = 260 - StepLedger::kRecentUpdates + 1 + int64_t(i);
