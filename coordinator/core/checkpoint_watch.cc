@@ -1,8 +1,13 @@
 #include "coordinator/core/checkpoint_watch.h"
 
+#include <fmt/format.h>
+
 #include <algorithm>
 #include <cctype>
 #include <utility>
+
+#include "coordinator/core/failure_budget.h"
+#include "proto/base/text.h"
 
 namespace remesh::core {
 namespace {
@@ -83,6 +88,14 @@ std::vector<CheckpointWatch::Result> CheckpointWatch::observe(
     }
   }
   return out;
+}
+
+CheckpointWatch::Wait CheckpointWatch::wait_for_room(int64_t step,
+                                                     const std::string& fault) {
+  const int64_t ms = wait_for_room_ms(++failed_ends_);
+  return {ms, fmt::format("step {} is not saved: {}; trying again in {}", step,
+                          last_error_.empty() ? fault : last_error_,
+                          format_duration(static_cast<double>(ms) / 1000))};
 }
 
 void CheckpointWatch::expect_stop(const Roster& roster, pb::Finish* finish) {

@@ -46,8 +46,14 @@ class CheckpointWatch {
   // Those of the damaged checkpoints, with what is wrong, that are new.
   std::vector<std::string> new_damage(const std::vector<std::string>& damaged);
   const std::string& last_error() const { return last_error_; }
-  // The ranks ended because they could not save. Returns how often in a row.
-  int64_t count_failed_end() { return ++failed_ends_; }
+  struct Wait {
+    int64_t ms = 0;
+    std::string what;  // for people
+  };
+  // The ranks ended because they could not save that step. `fault` is why, if
+  // they have not said more. Returns for how long to wait, longer from time to
+  // time until a save succeeds.
+  Wait wait_for_room(int64_t step, const std::string& fault);
 
   // Stops that were declined so far do not count; call it before asking for
   // one. `finish` keeps them for a later life of the coordinator, which calls

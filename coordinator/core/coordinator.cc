@@ -268,11 +268,8 @@ void Coordinator::reconcile() {
   }
   finish_steps(committed);
   retention_.observe(view());
-  if (!terminal(durable_.phase())) {
-    Cordoning cordons = cordoning();
-    cordons.end_in_time();
-    apply(cordons.changes());
-  }
+  if (!terminal(durable_.phase()))
+    cordon([](Cordoning& c) { return c.end_in_time(); });
   switch (durable_.phase()) {
     case pb::Durable::WAITING:
       reconcile_waiting();

@@ -49,6 +49,7 @@
 
 #include <cstdint>
 #include <deque>
+#include <functional>
 #include <optional>
 #include <string>
 #include <utility>
@@ -167,20 +168,16 @@ class Coordinator {
   void finish(const MeshPolicy::MeshChange& change);
   void abort(const Failure& failure);
   void end_generation();
-  bool try_again_after(const Failure& fault, Consequence consequence);
   void refuse_job(const std::string& where);
   void terminate(pb::Durable::Phase phase, const std::string& why);
 
   Cordoning cordoning();
-  bool cordon_short(const Shortages& shortages, const pb::Assignment& a);
-  bool others_may_load();
-  // Persists and announces.
-  void apply(const Cordoning::Changes& changes);
+  // Persists and announces what changes, and returns what `decide` returns.
+  bool cordon(const std::function<bool(Cordoning&)>& decide);
 
   // Members and steps.
   void announce(const Roster::Changes& changes);
   void finish_steps(int64_t committed);
-  void clear_suspicion();
   void record(const StepLedger::Entry& entry);
 
   ClusterView view() const {

@@ -8,6 +8,7 @@
 #include <tuple>
 
 #include "coordinator/core/link_search.h"
+#include "coordinator/core/recovery.h"
 #include "coordinator/core/survival.h"
 #include "proto/base/exit_code.h"
 #include "proto/base/text.h"
@@ -26,7 +27,9 @@ constexpr double kLinkTestS = 600;
 // that are cordoned for something else the job waits.
 bool Cordoning::others_remain(const std::vector<std::string>& failed,
                               const Failure& fault) const {
-  if (in_.others_may_return) return true;
+  if (in_.view.roster.others_may_return(in_.elastic.rejoin_wait_ms(),
+                                        in_.view.now_ms))
+    return true;
   const std::set<std::string> present = hosts_present(in_.view.roster);
   return std::any_of(present.begin(), present.end(), [&](const auto& host) {
     return !failed_alike(*in_.faults, host, fault) &&
@@ -94,6 +97,20 @@ Consequence Cordoning::after(const Failure& fault) {
   if (!others_remain(failing, fault)) return Consequence::kNone;
   for (const std::string& host : failing) begin(host, "", fault);
   return Consequence::kCordoned;
+}
+
+FailureVerdict Cordoning::judge(const Failure& fault, pb::Durable* d) {
+  const pb::Source& source = d->assignment().source();
+  count_failure(fault, in_.view.last_finished, source.step(),
+                d->mutable_budget());
+  const Consequence consequence = after(fault);
+  FailureVerdict v = judge_failure(fault, in_.elastic, consequence, source,
+                                   *in_.faults, d->mutable_budget());
+  v.no_room =
+      fault.exit_code == kExitNoRoom && consequence != Consequence::kCordoned;
+  if (v.bad_source)
+    refuse_source(source, in_.view.roster, d->mutable_refusals());
+  return v;
 }
 
 // Counts the failure on the links between hosts. When one failed before, one
@@ -195,23 +212,27 @@ bool Cordoning::for_room(const Shortages& shortages, const pb::Assignment& a) {
   return true;
 }
 
-bool Cordoning::for_loading() {
+bool Cordoning::for_loading(pb::Durable* durable) {
+  const pb::Refusals& refusals = durable->refusals();
+  if (refusals.checkpoints().empty() && refusals.states().empty()) return false;
   const Failure fault{.what = "the state does not load",
                       .exit_code = kExitBadSource};
   const std::set<std::string> failed = hosts_failed_alike(*in_.faults, fault);
   if (!others_remain({failed.begin(), failed.end()}, fault)) return false;
   for (const std::string& host : failed)
     if (!is_cordoned(*in_.faults, host)) begin(host, "", fault);
+  if (changes_.any) durable->clear_refusals();
   return changes_.any;
 }
 
 // --------------------------------------------------------------------- ends
 
-void Cordoning::after_step(const std::set<std::string>& hosts) {
+bool Cordoning::after_step(const std::set<std::string>& hosts) {
   note_link_test(hosts);
   if (!in_.faults->suspects().empty() &&
       clear_suspects(hosts, in_.unix_s, in_.faults))
     changes_.any = true;
+  return changes_.any;
 }
 
 void Cordoning::note_link_test(const std::set<std::string>& hosts) {
@@ -230,7 +251,7 @@ void Cordoning::note_link_test(const std::set<std::string>& hosts) {
   changes_.any = true;
 }
 
-void Cordoning::end_in_time() {
+bool Cordoning::end_in_time() {
   // The clock may have been set back, or be another host's.
   if (const double latest = in_.unix_s + kLinkTestS;
       in_.faults->link_search().until() > latest)
@@ -243,6 +264,7 @@ void Cordoning::end_in_time() {
   }
   changes_.ended = end_cordons(in_.unix_s, in_.faults);
   changes_.any |= !changes_.ended.empty();
+  return changes_.any;
 }
 
 Result<std::string> Cordoning::lift(const std::string& name) {

@@ -36,8 +36,7 @@ class Cordoning {
     const MeshPolicy& policy;
     const pb::Elastic& elastic;
     double unix_s = 0;
-    bool stepped = false;            // the generation has committed a step
-    bool others_may_return = false;  // hosts that were lost, soon
+    bool stepped = false;  // the generation has committed a step
     pb::HostFaults* faults;
   };
   explicit Cordoning(const Inputs& in) : in_(in) {}
@@ -46,17 +45,22 @@ class Cordoning {
   // cordons those where it is one too many, unless nobody else could continue
   // the job. REQUIRES: the failure is counted (failure_budget.h).
   Consequence after(const Failure& fault);
+  // The same of a failure that is not counted, and what follows for the job.
+  // Refuses a source that did not load. `durable` is that of view.
+  FailureVerdict judge(const Failure& fault, pb::Durable* durable);
   // A mesh with ranks on these hosts made a step: what failed on them before is
-  // over, and none of their links is bad.
-  void after_step(const std::set<std::string>& hosts);
+  // over, and none of their links is bad. Returns whether anything changed.
+  bool after_step(const std::set<std::string>& hosts);
   // Cordons hosts that have too little room for the states of the assignment,
   // unless they are needed: without the others, or because of the states that
   // they hold. Returns whether it did.
   bool for_room(const Shortages& shortages, const pb::Assignment& assignment);
-  // What some hosts cannot load may be sound, and the hosts bad. Cordons them
-  // if there are hosts that have not tried it; returns whether it did.
-  bool for_loading();
-  void end_in_time();
+  // What some hosts cannot load, and `durable` refuses, may be sound, and the
+  // hosts bad. Cordons them if there are hosts that have not tried it, so that
+  // nothing is refused any more; returns whether it did.
+  bool for_loading(pb::Durable* durable);
+  // Ends what has lasted long enough; returns whether there was any.
+  bool end_in_time();
   // `name`: of a host, or of a worker on it. Returns the host.
   Result<std::string> lift(const std::string& name);
 

@@ -28,6 +28,9 @@ struct FailureVerdict {
   int64_t backoff_ms = 0;  // until the next attempt, otherwise
   // The source that the generation started from did not load.
   bool bad_source = false;
+  // A rank found that there is no room for its states, and no host is cordoned
+  // for that.
+  bool no_room = false;
 };
 
 // What a failure means for the hosts that it is put down to.

@@ -46,7 +46,7 @@ void Coordinator::plan(const CheckpointsScanned& scan) {
   }
   const bool gives_up = decision.kind == Recovery::Decision::Kind::kGiveUp;
   if ((gives_up || decision.source.step() < ledger_.last_finished()) &&
-      others_may_load())
+      cordon([&](Cordoning& c) { return c.for_loading(&durable_); }))
     return plan(scan);
   if (keeps_state_) durable_.set_rescue(decision.rescue);
   if (gives_up) {
@@ -65,7 +65,8 @@ void Coordinator::plan(const CheckpointsScanned& scan) {
                                      &next.assignment, &given_up)
                           : Shortages();
   if (!s.empty()) {
-    if (cordon_short(s, next.assignment)) return;
+    if (cordon([&](Cordoning& c) { return c.for_room(s, next.assignment); }))
+      return;
     not_before_ms_ = now_ms_ + kLookForRoomMs;
     if (durable_.stop_requested()) {
       decline_stop(to_text(s));
@@ -109,7 +110,8 @@ bool Coordinator::put_off_for_room(const MeshPolicy::MeshChange& change) {
   Plan next;
   const Shortages s = shortages_after(&next);
   if (s.empty()) return false;
-  if (cordon_short(s, next.assignment)) return true;
+  if (cordon([&](Cordoning& c) { return c.for_room(s, next.assignment); }))
+    return true;
   no_change_before_ms_ = now_ms_ + kDeclinedStopMs;
   const std::string text = to_text(s);
   if (std::exchange(put_off_, text) != text)
@@ -191,7 +193,12 @@ void Coordinator::finish_steps(int64_t committed) {
   // that the generation makes progress.
   if (committed > durable_.assignment().source().step()) {
     detector_.note_progress();
-    clear_suspicion();
+    // What failed on its hosts before is over.
+    const pb::HostFaults& faults = durable_.host_faults();
+    if (!faults.suspects().empty() || faults.has_link_search())
+      cordon([&](Cordoning& c) {
+        return c.after_step(hosts_with_ranks(durable_));
+      });
   }
   if (durable_.assignment().measure_link())
     times_.set_link(roster_.link_bytes_per_s(durable_.generation()), now_ms_);
@@ -204,15 +211,6 @@ void Coordinator::finish_steps(int64_t committed) {
     if (const auto pause = times_.resume(now_ms_))
       emit(training_event(view(), entry.metrics->step(), *pause));
   }
-}
-
-// The mesh works: what failed on its hosts before is over.
-void Coordinator::clear_suspicion() {
-  const pb::HostFaults& faults = durable_.host_faults();
-  if (faults.suspects().empty() && !faults.has_link_search()) return;
-  Cordoning cordons = cordoning();
-  cordons.after_step(hosts_with_ranks(durable_));
-  apply(cordons.changes());
 }
 
 void Coordinator::record(const StepLedger::Entry& entry) {
@@ -256,41 +254,22 @@ void Coordinator::release_scale(const std::string& why) {
 // ----------------------------------------------------------------- cordons
 
 Cordoning Coordinator::cordoning() {
-  const pb::Elastic& e = options_.job.elastic();
   return Cordoning({.view = view(),
                     .policy = policy_,
-                    .elastic = e,
+                    .elastic = options_.job.elastic(),
                     .unix_s = unix_now(),
                     .stepped = detector_.has_stepped(),
-                    .others_may_return =
-                        roster_.others_may_return(e.rejoin_wait_ms(), now_ms_),
                     .faults = durable_.mutable_host_faults()});
 }
 
-bool Coordinator::cordon_short(const Shortages& shortages,
-                               const pb::Assignment& a) {
+bool Coordinator::cordon(const std::function<bool(Cordoning&)>& decide) {
   Cordoning cordons = cordoning();
-  const bool done = cordons.for_room(shortages, a);
-  apply(cordons.changes());
-  return done;
-}
-
-// Before finished steps are lost because a state does not load, hosts that have
-// not tried it do.
-bool Coordinator::others_may_load() {
-  const pb::Refusals& refusals = durable_.refusals();
-  if (refusals.checkpoints().empty() && refusals.states().empty()) return false;
-  Cordoning cordons = cordoning();
-  if (!cordons.for_loading()) return false;
-  durable_.clear_refusals();
-  apply(cordons.changes());
-  return true;
-}
-
-void Coordinator::apply(const Cordoning::Changes& changes) {
-  if (!changes.any) return;
+  const bool done = decide(cordons);
+  if (!cordons.changes().any) return done;
   persist();
-  for (pb::EventRecord& e : events_of(changes, unix_now())) emit(std::move(e));
+  for (pb::EventRecord& e : events_of(cordons.changes(), unix_now()))
+    emit(std::move(e));
+  return done;
 }
 
 // --------------------------------------------------------------------- end
@@ -331,15 +310,11 @@ void Coordinator::end_generation() {
     times_.interrupt(now_ms_);
   }
   Cordoning cordons = cordoning();
-  Consequence consequence = Consequence::kNone;
-  if (fault && fault->exit_code != kExitSaveFailed) {
-    count_failure(*fault, ledger_.last_finished(),
-                  durable_.assignment().source().step(),
-                  durable_.mutable_budget());
-    consequence = cordons.after(*fault);
-    for (const pb::LinkSearch& test : cordons.changes().tests)
-      emit(event_of(test));
-  }
+  const bool unsaved = fault && fault->exit_code == kExitSaveFailed;
+  FailureVerdict verdict;
+  if (fault && !unsaved) verdict = cordons.judge(*fault, &durable_);
+  for (const pb::LinkSearch& test : cordons.changes().tests)
+    emit(event_of(test));
   fences_.clear();
   checkpoints_.end_generation();
   detector_.end_generation();
@@ -347,7 +322,17 @@ void Coordinator::end_generation() {
   durable_.clear_participants();
   durable_.clear_finish();
   gathering_ = false;
-  if (fault && !try_again_after(*fault, consequence)) return;
+  if (verdict.give_up) return terminate(pb::Durable::FAILED, verdict.reason);
+  if (verdict.no_room) replicas_fit_ = false;
+  if (verdict.backoff_ms > 0) not_before_ms_ = now_ms_ + verdict.backoff_ms;
+  if (unsaved) {
+    if (durable_.stop_requested() && !durable_.stop_discards())
+      decline_stop(fault->text());
+    const CheckpointWatch::Wait wait =
+        checkpoints_.wait_for_room(ledger_.last_finished(), fault->text());
+    not_before_ms_ = now_ms_ + wait.ms;
+    wait_for(events::kWaitingForRoom, wait.what);
+  }
   // Ranks finish the last step in order only after they saved it. It may have
   // been finished before by a generation that failed to save it.
   if (!aborted && job_finished() && committed >= total_steps())
@@ -357,38 +342,6 @@ void Coordinator::end_generation() {
   for (const pb::Cordon& c : cordons.changes().begun)
     emit(event_of(c, unix_now()));
   reconcile_waiting();
-}
-
-// False if the job has failed.
-bool Coordinator::try_again_after(const Failure& fault,
-                                  Consequence consequence) {
-  if (fault.exit_code == kExitSaveFailed) {
-    if (durable_.stop_requested() && !durable_.stop_discards())
-      decline_stop(fault.text());
-    const int64_t wait_ms = wait_for_room_ms(checkpoints_.count_failed_end());
-    not_before_ms_ = now_ms_ + wait_ms;
-    const std::string& error = checkpoints_.last_error();
-    wait_for(events::kWaitingForRoom,
-             fmt::format("step {} is not saved: {}; trying again in {}",
-                         ledger_.last_finished(),
-                         error.empty() ? fault.text() : error,
-                         format_duration(static_cast<double>(wait_ms) / 1000)));
-    return true;
-  }
-  if (fault.exit_code == kExitNoRoom && consequence != Consequence::kCordoned)
-    replicas_fit_ = false;
-  const pb::Source& source = durable_.assignment().source();
-  const FailureVerdict verdict =
-      judge_failure(fault, options_.job.elastic(), consequence, source,
-                    durable_.host_faults(), durable_.mutable_budget());
-  if (verdict.bad_source)
-    refuse_source(source, roster_, durable_.mutable_refusals());
-  if (verdict.give_up) {
-    terminate(pb::Durable::FAILED, verdict.reason);
-    return false;
-  }
-  if (verdict.backoff_ms > 0) not_before_ms_ = now_ms_ + verdict.backoff_ms;
-  return true;
 }
 
 // The job was given fewer steps than it has made.

@@ -21,7 +21,6 @@ class CordoningTest : public ::testing::Test {
     return Cordoning({.view = {.roster = roster_, .durable = durable_},
                       .policy = policy_,
                       .elastic = job_.elastic(),
-                      .others_may_return = may_return_,
                       .faults = durable_.mutable_host_faults()});
   }
   Consequence after(const Failure& f) {
@@ -40,7 +39,6 @@ class CordoningTest : public ::testing::Test {
   const MeshPolicy policy_{job_, std::nullopt};
   Roster roster_;
   pb::Durable durable_;
-  bool may_return_ = false;
   Cordoning::Changes changes_;
   uint64_t seq_ = 0;
 };
@@ -68,7 +66,7 @@ TEST_F(CordoningTest, TheLastHostIsCordonedOnlyIfOthersMayReturn) {
   for (int i = 0; i < 5; ++i)
     EXPECT_NE(after(kNoStart), Consequence::kCordoned);
   EXPECT_FALSE(is_cordoned(durable_.host_faults(), "host-a"));
-  may_return_ = true;
+  roster_.expect_unheard(/*until_ms=*/1);
   EXPECT_EQ(after(kNoStart), Consequence::kCordoned);
 }
 
@@ -92,15 +90,19 @@ TEST_F(CordoningTest, AHostWithoutRoomIsCordonedUnlessItHoldsAState) {
 
 TEST_F(CordoningTest, HostsThatCannotLoadAStateMakeWayForOthers) {
   hear_all({"a", "b"});
-  EXPECT_FALSE(cordoning().for_loading()) << "none has failed";
+  durable_.mutable_refusals()->add_checkpoints("step-1");
+  EXPECT_FALSE(cordoning().for_loading(&durable_)) << "none has failed";
   const Failure unloaded{
       .what = "x", .exit_code = kExitBadSource, .hosts = {"host-a"}};
   suspect("host-a", "", unloaded, 0, 0, durable_.mutable_host_faults());
   Cordoning c = cordoning();
-  EXPECT_TRUE(c.for_loading());
+  EXPECT_TRUE(c.for_loading(&durable_));
   EXPECT_TRUE(is_cordoned(durable_.host_faults(), "host-a"));
   suspect("host-b", "", unloaded, 0, 0, durable_.mutable_host_faults());
-  EXPECT_FALSE(cordoning().for_loading()) << "all have tried";
+  EXPECT_FALSE(durable_.has_refusals());
+  EXPECT_FALSE(cordoning().for_loading(&durable_)) << "nothing is refused";
+  durable_.mutable_refusals()->add_checkpoints("step-1");
+  EXPECT_FALSE(cordoning().for_loading(&durable_)) << "all have tried";
 }
 
 TEST_F(CordoningTest, ASearchForALinkEndsWithTheStepOfAllItsHosts) {
