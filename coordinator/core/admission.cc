@@ -146,13 +146,18 @@ Admission::Verdict Admission::judge(const ReportReceived& e,
   if (!admitted.ok())
     return refuse(r.worker(), admitted.status().message(), /*permanent=*/false,
                   view.now_ms);
+  if (view.roster.judge(*admitted, view.now_ms) != Roster::Verdict::kTaken) {
+    const std::string why = view.roster.refusal(*admitted, view.now_ms);
+    if (!why.empty())
+      return refuse(admitted->worker(), why, /*permanent=*/false, view.now_ms);
+    drop();
+    return {};
+  }
   // Each life of a worker makes events, and each name a write of the journal.
   // One that comes too early is taken later: its worker repeats what it says.
   const Roster::Member* m = view.roster.find(r.worker());
   const bool known = m != nullptr && m->report.incarnation() == r.incarnation();
-  if (!e.key.empty() && !known &&
-      view.roster.judge(*admitted, view.now_ms) == Roster::Verdict::kTaken &&
-      !lives_.admits(e.key, view.now_ms)) {
+  if (!e.key.empty() && !known && !lives_.admits(e.key, view.now_ms)) {
     drop();
     return {.event =
                 event(r.worker(), "too many new workers of one key at once",

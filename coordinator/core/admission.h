@@ -28,9 +28,9 @@ std::vector<const pb::StepMetrics*> metrics_that_count(
 // What reports and fences are taken, and who is told when one is not.
 class Admission {
  public:
-  // What of the report counts, which is without what others' ranks do. If it
-  // is not taken: what to answer, and the event that tells of it, which is due
-  // once a minute at most.
+  // What of the report counts, which is without what others' ranks do; the
+  // roster takes it. Otherwise what to answer, and the event that tells of it,
+  // which is due once a minute at most; neither for a report that is stale.
   struct Verdict {
     std::optional<pb::Report> report;
     std::optional<pb::Refusal> refusal;
@@ -42,14 +42,13 @@ class Admission {
   // started_ms: when this life of the coordinator began.
   Verdict judge(const ReportReceived& e, const ClusterView& view,
                 const Options& options, int64_t started_ms);
-  // Of a report that others have judged.
-  Verdict refuse(const std::string& worker, const std::string& why,
-                 bool permanent, int64_t now_ms);
   // Counts a message that is not taken, of which nobody is told.
   void drop() { ++dropped_; }
   uint64_t dropped() const { return dropped_; }
 
  private:
+  Verdict refuse(const std::string& worker, const std::string& why,
+                 bool permanent, int64_t now_ms);
   std::optional<pb::EventRecord> event(const std::string& worker,
                                        const std::string& why, int64_t now_ms);
 

@@ -124,4 +124,40 @@ Result<std::optional<pb::EventRecord>> carry_out(const pb::Command& command,
   return invalid_argument("the coordinator does not know this command");
 }
 
+pb::Reply reply_to(const pb::Command& command, const Status& done,
+                   pb::JobStatus status) {
+  pb::Reply reply;
+  reply.set_id(command.id());
+  reply.set_ok(done.ok());
+  if (!done.ok()) {
+    reply.set_error(done.message());
+    reply.set_code(code_name(done.code()));
+  }
+  *reply.mutable_status() = std::move(status);
+  return reply;
+}
+
+Event release_unfit_pin(const ClusterView& view, const MeshPolicy& policy,
+                        pb::Durable* durable) {
+  if (durable->phase() != pb::Durable::RUNNING || !policy.pin_is_unfit(view))
+    return std::nullopt;
+  const auto pin = pinned_layout(durable->mesh_request());
+  durable->mutable_mesh_request()->clear_pinned();
+  durable->mutable_mesh_request()->clear_changed();
+  return pin_released_event(*pin);
+}
+
+pb::EventRecord release_scale(const std::string& why, pb::Durable* durable) {
+  durable->mutable_mesh_request()->clear_scale();
+  return event(events::kScaleReleased,
+               {.detail = fmt::format("using all slots again: {}", why)});
+}
+
+bool settle_request(const ClusterView& view, const MeshPolicy& policy,
+                    pb::Durable* durable) {
+  if (!durable->mesh_request().changed()) return false;
+  policy.note_change(view, durable->mutable_mesh_request());
+  return !durable->mesh_request().changed();
+}
+
 }  // namespace remesh::core

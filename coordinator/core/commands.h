@@ -1,8 +1,10 @@
-// Commands: what operators ask of the job. Each is checked, then changes the
-// durable state or asks the ranks for something. No I/O.
+// Commands: what operators ask of the job, and when that is over. Each is
+// checked, then changes the durable state or asks the ranks for something. No
+// I/O.
 #pragma once
 
 #include <optional>
+#include <string>
 
 #include "coordinator/core/cluster_view.h"
 #include "coordinator/core/cordoning.h"
@@ -28,5 +30,21 @@ struct CommandInputs {
 // changed. Fails, and changes nothing, with the reason.
 Result<std::optional<pb::EventRecord>> carry_out(const pb::Command& command,
                                                  const CommandInputs& in);
+// done: how that went. status: since then.
+pb::Reply reply_to(const pb::Command& command, const Status& done,
+                   pb::JobStatus status);
+
+// Slots were lost before the change to the pinned layout began: it is not
+// pinned any more. Returns the event that says so; nothing if it is not so.
+std::optional<pb::EventRecord> release_unfit_pin(const ClusterView& view,
+                                                 const MeshPolicy& policy,
+                                                 pb::Durable* durable);
+// The scale admitted the layout that was pinned, and admits none of the job's
+// own, which `why` says.
+pb::EventRecord release_scale(const std::string& why, pb::Durable* durable);
+// Workers may have left meanwhile, so that what was asked for is there. Returns
+// whether this changed the request.
+bool settle_request(const ClusterView& view, const MeshPolicy& policy,
+                    pb::Durable* durable);
 
 }  // namespace remesh::core

@@ -152,20 +152,16 @@ void Coordinator::handle(const Tick& e) {
 void Coordinator::handle(const ReportReceived& e) {
   Admission::Verdict verdict =
       admission_.judge(e, view(), options_, started_ms_);
-  if (!verdict.report) return refuse(std::move(verdict));
+  if (verdict.refusal) act(Refuse{std::move(*verdict.refusal)});
+  if (verdict.event) emit(std::move(*verdict.event));
+  if (!verdict.report) return;
   const pb::Report& r = *verdict.report;
   const auto changes =
       roster_.on_report(r, durable_, detector_.silent_ms(), now_ms_);
-  if (!changes) {
-    const std::string why = roster_.refusal(r, now_ms_);
-    if (why.empty()) return admission_.drop();
-    return refuse(
-        admission_.refuse(r.worker(), why, /*permanent=*/false, now_ms_));
-  }
   // The shell has asked whether the key may use the name.
   if (!e.key.empty() && owners_.add(r.worker(), e.key, roster_, &durable_))
     persist();
-  announce(*changes);
+  announce(changes.value());
   if (r.coordinator_epoch() > durable_.epoch()) {
     // The worker ignores directives of an older epoch. If it follows a younger
     // coordinator, that one has journaled its epoch, so this write is refused,
@@ -177,11 +173,6 @@ void Coordinator::handle(const ReportReceived& e) {
   if (r.generation() > durable_.generation()) skip_to_generation_of(r);
   for (const pb::StepMetrics* s : metrics_that_count(r, keeps_state_, durable_))
     ledger_.report(*s);
-}
-
-void Coordinator::refuse(Admission::Verdict verdict) {
-  if (verdict.refusal) act(Refuse{std::move(*verdict.refusal)});
-  if (verdict.event) emit(std::move(*verdict.event));
 }
 
 // The journal was lost or rolled back. Generation numbers are never reused: a
@@ -199,16 +190,10 @@ void Coordinator::skip_to_generation_of(const pb::Report& r) {
 }
 
 void Coordinator::handle(const FenceReceived& e) {
-  const pb::FenceIn& f = e.fence;
-  if (!takes_part(f, durable_)) return admission_.drop();
-  FenceRelay::Delivery delivery = fences_.add(f, durable_);
-  pb::FenceOut out;
-  out.set_epoch(durable_.epoch());
-  out.set_generation(f.generation());
-  out.set_index(f.index());
-  out.set_blob(std::move(delivery.blob));
+  if (!takes_part(e.fence, durable_)) return admission_.drop();
+  const FenceRelay::Delivery delivery = fences_.add(e.fence, durable_);
   for (const std::string& worker : delivery.workers)
-    act(SendFence{worker, out});
+    act(SendFence{worker, delivery.result});
 }
 
 void Coordinator::handle(const PeerLost& e) {
@@ -227,19 +212,8 @@ void Coordinator::handle(const CommandReceived& e) {
                                     .directives = &directives_,
                                     .roster = &roster_,
                                     .durable = &durable_});
-  if (done.ok() && *done) {
-    persist();
-    emit(std::move(**done));
-  }
-  pb::Reply reply;
-  reply.set_id(e.command.id());
-  reply.set_ok(done.ok());
-  if (!done.ok()) {
-    reply.set_error(done.status().message());
-    reply.set_code(code_name(done.status().code()));
-  }
-  *reply.mutable_status() = status();
-  act(Respond{e.client, std::move(reply)});
+  if (done.ok()) note_change(std::move(*done));
+  act(Respond{e.client, reply_to(e.command, done.status(), status())});
 }
 
 void Coordinator::handle(const CheckpointsScanned& e) {
@@ -345,7 +319,7 @@ bool Coordinator::ready_to_scan() {
   const auto placed = policy_.place(view());
   if (!placed.ok() && placed.status().code() == Code::kInvalidArgument) {
     if (durable_.mesh_request().scale() > 0)
-      release_scale(placed.status().message());
+      note_change(release_scale(placed.status().message(), &durable_));
     else
       terminate(pb::Durable::FAILED, placed.status().message());
     return false;
@@ -387,13 +361,6 @@ void Coordinator::reconcile_preparing() {
     set_phase(pb::Durable::RUNNING);
 }
 
-// Workers may have left meanwhile, so that what was asked for is there.
-void Coordinator::settle_request() {
-  if (!durable_.mesh_request().changed()) return;
-  policy_.note_change(view(), durable_.mutable_mesh_request());
-  if (!durable_.mesh_request().changed()) persist();
-}
-
 void Coordinator::reconcile_live() {
   if (const auto failure = detector_.find(view())) return abort(*failure);
   if (roster_.all_quiesced(durable_)) return end_generation();
@@ -401,7 +368,7 @@ void Coordinator::reconcile_live() {
   if (adopted() && !just_started())
     if (const auto ended = detector_.find_ended_before(view()))
       return abort(*ended);
-  release_unfit_pin();
+  note_change(release_unfit_pin(view(), policy_, &durable_));
   const auto change = policy_.wanted_change(view(), no_change_before_ms_);
   if (durable_.phase() == pb::Durable::RUNNING) {
     // RUN must have reached every worker before FINISH replaces it.
@@ -409,7 +376,7 @@ void Coordinator::reconcile_live() {
       finish(*change);
     if (!change && now_ms_ >= no_change_before_ms_) {
       put_off_.clear();
-      settle_request();
+      if (settle_request(view(), policy_, &durable_)) persist();
     }
     return;
   }
@@ -470,6 +437,12 @@ pb::JobStatus Coordinator::status() const {
                            .put_off = put_off_,
                            .events = events_,
                            .dropped = admission_.dropped()});
+}
+
+void Coordinator::note_change(std::optional<pb::EventRecord> change) {
+  if (!change) return;
+  persist();
+  emit(std::move(*change));
 }
 
 void Coordinator::set_phase(pb::Durable::Phase phase) {

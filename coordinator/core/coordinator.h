@@ -128,7 +128,6 @@ class Coordinator {
   void handle(const CheckpointsScanned& e);
   void adopt_generation();
   void note_own_absence(int64_t now_ms);
-  void refuse(Admission::Verdict verdict);
   void skip_to_generation_of(const pb::Report& report);
 
   // One method for each phase, run after every input, or after those taken.
@@ -140,7 +139,6 @@ class Coordinator {
   bool ready_to_scan();
   bool in_join_window() const;  // somebody joined within that time
   bool keeps_joining() const;
-  void settle_request();
   bool abort_to_discard();
   void note_declined_stops();
   void decline_stop(const std::string& why);
@@ -161,8 +159,6 @@ class Coordinator {
                         const std::vector<CheckpointInfo>& checkpoints);
   std::optional<pb::Mesh> mesh_before() const;
   void wait_for(const events::EventKind& kind, const std::string& what);
-  void release_unfit_pin();
-  void release_scale(const std::string& why);
 
   // Ending a generation and the job (generation.cc).
   void finish(const MeshPolicy::MeshChange& change);
@@ -207,6 +203,8 @@ class Coordinator {
   }
 
   void set_phase(pb::Durable::Phase phase);  // persists
+  // Of the durable state: persists and announces it.
+  void note_change(std::optional<pb::EventRecord> change);
   void persist() { act(Persist{durable_}); }
   void emit(pb::EventRecord record);
   void emit(const events::EventKind& kind, const EventFields& fields = {}) {

@@ -12,10 +12,13 @@ FenceRelay::Delivery FenceRelay::add(const pb::FenceIn& f,
   const bool again = in.contains(f.worker());
   in[f.worker()] = f.blob();
   Delivery out;
+  out.result.set_epoch(durable.epoch());
+  out.result.set_generation(f.generation());
+  out.result.set_index(f.index());
   for (const std::string& w : durable.assignment().workers()) {
     if (!has_ranks(durable, w)) continue;
     if (!in.contains(w)) return {};
-    out.blob += in[w];
+    out.result.mutable_blob()->append(in[w]);
   }
   for (const auto& [worker, blob] : in)
     if (!again || worker == f.worker()) out.workers.push_back(worker);

@@ -17,7 +17,7 @@ class FenceRelay {
  public:
   struct Delivery {
     std::vector<std::string> workers;  // that receive the result
-    std::string blob;
+    pb::FenceOut result;
   };
 
   // Adds a contribution. Returns the result if the fence is complete: for all

@@ -229,28 +229,6 @@ void Coordinator::restore_steps(int64_t generation, int64_t step,
   for (const auto& entry : ledger_.restore(generation, step)) record(entry);
 }
 
-// ------------------------------------------------------- released requests
-
-// Slots were lost before the change to the pinned layout began.
-void Coordinator::release_unfit_pin() {
-  if (durable_.phase() != pb::Durable::RUNNING || !policy_.pin_is_unfit(view()))
-    return;
-  const auto pin = pinned_layout(durable_.mesh_request());
-  durable_.mutable_mesh_request()->clear_pinned();
-  durable_.mutable_mesh_request()->clear_changed();
-  persist();
-  emit(pin_released_event(*pin));
-}
-
-// The scale admitted the layout that was pinned, and admits none of the job's
-// own.
-void Coordinator::release_scale(const std::string& why) {
-  durable_.mutable_mesh_request()->clear_scale();
-  persist();
-  emit(events::kScaleReleased,
-       {.detail = fmt::format("using all slots again: {}", why)});
-}
-
 // ----------------------------------------------------------------- cordons
 
 Cordoning Coordinator::cordoning() {

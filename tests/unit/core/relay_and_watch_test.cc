@@ -26,7 +26,8 @@ TEST(FenceRelay, IsCompleteWhenEveryWorkerWithRanksContributed) {
   EXPECT_TRUE(relay.add(fence("a", "A"), d).workers.empty());
   EXPECT_TRUE(relay.misses("b"));
   const auto done = relay.add(fence("b", "B"), d);
-  EXPECT_EQ(done.blob, "BA") << "in the order of the assignment's workers";
+  EXPECT_EQ(done.result.blob(), "BA")
+      << "in the order of the assignment's workers";
   EXPECT_EQ(done.workers, (Names{"a", "b"}));
   EXPECT_EQ(relay.add(fence("a", "A"), d).workers, Names{"a"})
       << "repeated for the one that asks again";
