@@ -1,9 +1,13 @@
 #include "coordinator/core/assignment.h"
 
+#include <set>
+#include <string>
 #include <string_view>
+#include <utility>
 
 #include "coordinator/core/durable.h"
 #include "coordinator/core/job_shape.h"
+#include "coordinator/core/state_retention.h"
 
 namespace remesh::core {
 namespace {
@@ -43,14 +47,11 @@ int64_t made_by(const Recovery::Decision& d, const pb::Durable& before) {
   return restored_it || same_states ? s.made_by() : d.generation;
 }
 
-}  // namespace
-
-Plan make_plan(const Recovery::Decision& decision, const ClusterView& view,
-               const Options& options,
-               const std::optional<planner::JobShape>& shape,
-               bool measure_links) {
-  Plan out;
-  pb::Assignment& a = out.assignment;
+pb::Assignment assign(const Recovery::Decision& decision,
+                      const PlanInputs& in) {
+  const ClusterView& view = in.view;
+  const pb::Job& job = in.options.job;
+  pb::Assignment a;
   const planner::Placement& placement = decision.placement;
   *a.mutable_source() = decision.source;
   if (decision.source.kind() != pb::Source::INIT)
@@ -59,7 +60,7 @@ Plan make_plan(const Recovery::Decision& decision, const ClusterView& view,
   if (!placement.prediction.empty()) a.set_prediction(placement.prediction);
   a.mutable_microbatches()->Assign(placement.shares.begin(),
                                    placement.shares.end());
-  const auto threads = static_cast<int>(options.job.train().threads());
+  const auto threads = static_cast<int>(job.train().threads());
   for (const planner::RankPlace& p : placement.ranks) {
     pb::RankPlace* rank = a.add_ranks();
     rank->set_rank(p.rank);
@@ -67,17 +68,65 @@ Plan make_plan(const Recovery::Decision& decision, const ClusterView& view,
     rank->set_local_slot(p.local_slot);
     rank->set_threads(threads > 0 ? threads : p.threads);
   }
-  *a.mutable_job() =
-      shape ? job_on(options.job, *shape, placement.layout) : options.job;
-  a.set_run_dir(options.run_dir);
+  *a.mutable_job() = in.shape ? job_on(job, *in.shape, placement.layout) : job;
+  a.set_run_dir(in.options.run_dir);
+  if (!in.options.data_id.empty()) a.set_data_id(in.options.data_id);
   a.set_run_id(view.durable.run_id());
   if (!placement.ranks.empty())
     a.set_build(
         view.roster.members().at(placement.ranks[0].worker).report.build());
-  if (measure_links && !view.times->knows_link(hosts_of(a, view.roster)))
+  if (in.policy.wants_hardware() &&
+      !view.times->knows_link(hosts_of(placement, view.roster)))
     a.set_measure_link(true);
-  out.participants = add_workers(view.roster, &a);
+  return a;
+}
+
+}  // namespace
+
+Plan make_plan(const Recovery::Decision& decision, const PlanInputs& in,
+               bool replicas, const pb::Assignment* running) {
+  Plan out{.assignment = assign(decision, in)};
+  pb::Assignment& a = out.assignment;
+  out.participants = add_workers(in.view.roster, &a);
+  if (in.table == nullptr) return out;
+  if (running != nullptr) start_from(*running, *in.table, &a);
+  std::string given_up;
+  out.short_of =
+      fit_room(*in.table, in.view.roster, replicas, &a, &given_up, running);
+  if (!given_up.empty())
+    a.mutable_source()->mutable_reason()->append("; " + given_up);
   return out;
+}
+
+Plan plan_of_change(const PlanInputs& in) {
+  if (in.table == nullptr || in.view.durable.rescue()) return {};
+  auto placed = in.policy.place(in.view);
+  if (!placed.ok()) return {};
+  return make_plan({.placement = std::move(placed).value()}, in,
+                   /*replicas=*/true, &in.view.durable.assignment());
+}
+
+std::optional<geometry::Layout> adopt_plan(Plan plan, const pb::Job& job,
+                                           pb::Durable* d) {
+  d->set_generation(plan.assignment.generation());
+  d->mutable_participants()->Assign(plan.participants.begin(),
+                                    plan.participants.end());
+  *d->mutable_assignment() = std::move(plan.assignment);
+  *d->mutable_assignment_job() = job;
+  if (d->rescue()) return std::nullopt;
+  d->mutable_mesh_request()->clear_changed();
+  const auto pin = pinned_layout(d->mesh_request());
+  if (!pin || *pin == layout_of(d->assignment().mesh())) return std::nullopt;
+  d->mutable_mesh_request()->clear_pinned();
+  return pin;
+}
+
+std::optional<pb::Mesh> mesh_before(const pb::Durable& durable,
+                                    const StepLedger& ledger) {
+  if (durable.assignment().ranks_size() > 0) return durable.assignment().mesh();
+  const auto* last = ledger.last_metrics();
+  if (last && last->has_mesh()) return last->mesh();
+  return std::nullopt;
 }
 
 void add_past_steps(const std::vector<pb::StepMetrics>& recent,
@@ -92,13 +141,6 @@ void add_past_steps(const std::vector<pb::StepMetrics>& recent,
     step->set_loss(m.loss());
     if (m.skipped()) step->set_skipped(true);
   }
-}
-
-std::set<std::string> hosts_of(const pb::Assignment& a, const Roster& roster) {
-  std::set<std::string> hosts;
-  for (const pb::RankPlace& p : a.ranks())
-    hosts.insert(roster.members().at(p.worker()).report.host());
-  return hosts;
 }
 
 }  // namespace remesh::core

@@ -1,16 +1,16 @@
 // Assignments: the plan of a generation as its workers get it, made from what
-// was decided. No I/O.
+// was decided, and how it becomes that of the newest generation. No I/O.
 #pragma once
 
-#include <deque>
 #include <optional>
-#include <set>
-#include <string>
 #include <vector>
 
 #include "coordinator/core/api.h"
 #include "coordinator/core/cluster_view.h"
+#include "coordinator/core/mesh_policy.h"
 #include "coordinator/core/recovery.h"
+#include "coordinator/core/room.h"
+#include "parallel/geometry/param_table.h"
 #include "parallel/planner/shape.h"
 
 namespace remesh::core {
@@ -20,15 +20,36 @@ struct Plan {
   // Every live worker participates, with ranks or as a spare, unless it is
   // leaving and has no ranks.
   std::vector<pb::Durable::Member> participants;
+  Shortages short_of;  // what its states need beyond what there is
 };
 
-// shape: of the job's model. measure_links: whether ranks measure the links
-// between hosts that are not known. REQUIRES: the placement's workers are
-// members.
-Plan make_plan(const Recovery::Decision& decision, const ClusterView& view,
-               const Options& options,
-               const std::optional<planner::JobShape>& shape,
-               bool measure_links);
+// Borrows its members.
+struct PlanInputs {
+  ClusterView view;
+  const Options& options;
+  const std::optional<planner::JobShape>& shape;  // of the job's model
+  const MeshPolicy& policy;
+  // Null: the job keeps no states, which need no room.
+  const geometry::ParamTable* table = nullptr;
+};
+
+// replicas: whether they may be kept. `running`: the assignment of ranks that
+// run now, and hold what the plan starts from; null: no rank runs. REQUIRES:
+// the placement's workers are members.
+Plan make_plan(const Recovery::Decision& decision, const PlanInputs& in,
+               bool replicas = true, const pb::Assignment* running = nullptr);
+// What would follow if the mesh changed now. Empty in a rescue, which has to
+// end, and if there is no mesh or no state to make room for.
+Plan plan_of_change(const PlanInputs& in);
+
+// Makes the plan that of the newest generation of the job. Returns the pinned
+// layout if it is another one, so that it is pinned no longer.
+std::optional<geometry::Layout> adopt_plan(Plan plan, const pb::Job& job,
+                                           pb::Durable* durable);
+// The mesh of the newest generation or, if the journal was lost or the job
+// resumed, of the last finished step.
+std::optional<pb::Mesh> mesh_before(const pb::Durable& durable,
+                                    const StepLedger& ledger);
 
 // Gives the generation the recorded steps up to its source. If it continues
 // from another branch, the last of them are not those of its own history.
@@ -37,9 +58,5 @@ Plan make_plan(const Recovery::Decision& decision, const ClusterView& view,
 // recent: the newest finished steps, in order.
 void add_past_steps(const std::vector<pb::StepMetrics>& recent,
                     pb::Assignment* assignment);
-
-// The hosts on which the assignment has ranks. REQUIRES: as above.
-std::set<std::string> hosts_of(const pb::Assignment& assignment,
-                               const Roster& roster);
 
 }  // namespace remesh::core

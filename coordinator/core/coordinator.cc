@@ -207,7 +207,7 @@ void Coordinator::handle(const CommandReceived& e) {
   Cordoning cordons = cordoning();
   auto done = carry_out(e.command, {.view = view(),
                                     .policy = policy_,
-                                    .mesh = mesh_before(),
+                                    .mesh = mesh_before(durable_, ledger_),
                                     .cordons = &cordons,
                                     .directives = &directives_,
                                     .roster = &roster_,

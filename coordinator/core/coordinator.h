@@ -152,12 +152,12 @@ class Coordinator {
   int64_t next_generation(const CheckpointsScanned& scan) const {
     return newest_generation(scan, durable_.generation()) + 1;
   }
-  Plan plan_of(const Recovery::Decision& decision) const;
-  Shortages shortages_after(Plan* next) const;
+  PlanInputs plan_inputs() const;
+  bool cordon_short(const Plan& plan);
+  void wait_for_room(const Plan& plan);
   bool put_off_for_room(const MeshPolicy::MeshChange& change);
   void begin_generation(const Recovery::Decision& decision, Plan plan,
                         const std::vector<CheckpointInfo>& checkpoints);
-  std::optional<pb::Mesh> mesh_before() const;
   void wait_for(const events::EventKind& kind, const std::string& what);
 
   // Ending a generation and the job (generation.cc).

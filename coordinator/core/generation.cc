@@ -58,62 +58,48 @@ void Coordinator::plan(const CheckpointsScanned& scan) {
     durable_.mutable_refusals()->clear_checkpoint_steps();
     return plan(scan);
   }
-  Plan next = plan_of(decision);
-  std::string given_up;
-  const Shortages s = keeps_state_
-                          ? fit_room(recovery_.table(), roster_, replicas_fit_,
-                                     &next.assignment, &given_up)
-                          : Shortages();
-  if (!s.empty()) {
-    if (cordon([&](Cordoning& c) { return c.for_room(s, next.assignment); }))
-      return;
-    not_before_ms_ = now_ms_ + kLookForRoomMs;
-    if (durable_.stop_requested()) {
-      decline_stop(to_text(s));
-      persist();
-    }
-    if (const std::string text = to_text(s); text != waiting_for_)
-      wait_for(events::kWaitingForRoom, text);
-    return;
-  }
+  Plan next = make_plan(decision, plan_inputs(), replicas_fit_);
+  if (!next.short_of.empty()) return wait_for_room(next);
   const int64_t number = next_generation(scan);
   next.assignment.set_generation(number);
-  if (!given_up.empty())
-    next.assignment.mutable_source()->mutable_reason()->append("; " + given_up);
   restore_steps(decision.generation, decision.source.step(), number);
   checkpoints_.go_back(decision.source.step(), scan.valid, &durable_);
   begin_generation(decision, std::move(next), scan.valid);
 }
 
-Plan Coordinator::plan_of(const Recovery::Decision& decision) const {
-  return make_plan(decision, view(), options_, shape_,
-                   policy_.wants_hardware());
+PlanInputs Coordinator::plan_inputs() const {
+  return {.view = view(),
+          .options = options_,
+          .shape = shape_,
+          .policy = policy_,
+          .table = recovery_.table()};
 }
 
-// What would not fit if the mesh changed now. *next: the plan that was tried.
-Shortages Coordinator::shortages_after(Plan* next) const {
-  if (!keeps_state_ || durable_.rescue()) return {};
-  auto placed = policy_.place(view());
-  if (!placed.ok()) return {};
-  *next = plan_of({.placement = std::move(placed).value()});
-  const pb::Assignment& running = durable_.assignment();
-  start_from(running, recovery_.table(), &next->assignment);
-  std::string given_up;
-  return fit_room(recovery_.table(), roster_, true, &next->assignment,
-                  &given_up, &running);
+bool Coordinator::cordon_short(const Plan& plan) {
+  return cordon(
+      [&](Cordoning& c) { return c.for_room(plan.short_of, plan.assignment); });
+}
+
+void Coordinator::wait_for_room(const Plan& plan) {
+  if (cordon_short(plan)) return;
+  not_before_ms_ = now_ms_ + kLookForRoomMs;
+  const std::string text = to_text(plan.short_of);
+  if (durable_.stop_requested()) {
+    decline_stop(text);
+    persist();
+  }
+  if (text != waiting_for_) wait_for(events::kWaitingForRoom, text);
 }
 
 // Training continues rather than stop for a mesh whose states do not fit. Hosts
 // that are short, and that the running mesh does without, are cordoned.
 bool Coordinator::put_off_for_room(const MeshPolicy::MeshChange& change) {
   if (change.must || durable_.stop_requested()) return false;
-  Plan next;
-  const Shortages s = shortages_after(&next);
-  if (s.empty()) return false;
-  if (cordon([&](Cordoning& c) { return c.for_room(s, next.assignment); }))
-    return true;
+  const Plan next = plan_of_change(plan_inputs());
+  if (next.short_of.empty()) return false;
+  if (cordon_short(next)) return true;
   no_change_before_ms_ = now_ms_ + kDeclinedStopMs;
-  const std::string text = to_text(s);
+  const std::string text = to_text(next.short_of);
   if (std::exchange(put_off_, text) != text)
     emit(events::kChangePutOff, {.cause = text, .detail = change.why});
   return true;
@@ -124,44 +110,24 @@ void Coordinator::begin_generation(
     const std::vector<CheckpointInfo>& checkpoints) {
   pb::Assignment& a = plan.assignment;
   ledger_.forget_finished();
-  durable_.set_generation(a.generation());
   replicas_fit_ = true;
   const int64_t lost =
       std::max<int64_t>(0, ledger_.last_finished() - a.source().step());
-  pb::EventRecord e =
-      mesh_event(a, mesh_before(), lost, decision.placement.reason);
+  pb::EventRecord e = mesh_event(a, mesh_before(durable_, ledger_), lost,
+                                 decision.placement.reason);
   times_.lose(lost);
   if (options_.job.train().max_skipped_steps() > 0)
     add_past_steps(ledger_.before(a.source().step(), checkpoints), &a);
-  if (!options_.data_id.empty()) a.set_data_id(options_.data_id);
-  durable_.mutable_participants()->Assign(plan.participants.begin(),
-                                          plan.participants.end());
-  *durable_.mutable_assignment() = std::move(a);
-  *durable_.mutable_assignment_job() = options_.job;
+  const auto unpinned = adopt_plan(std::move(plan), options_.job, &durable_);
   times_.begin(decision.placement.layout,
-               hosts_of(durable_.assignment(), roster_));
+               hosts_of(decision.placement, roster_));
   waiting_for_.clear();
   recovery_.begin_generation();
   retention_.begin_generation();
   roster_.begin_generation();
-  const auto pin = pinned_layout(durable_.mesh_request());
-  const bool unpins =
-      !durable_.rescue() && pin && *pin != decision.placement.layout;
-  if (!durable_.rescue()) durable_.mutable_mesh_request()->clear_changed();
-  if (unpins) durable_.mutable_mesh_request()->clear_pinned();
   set_phase(pb::Durable::PREPARING);
-  if (unpins) emit(pin_released_event(*pin));
+  if (unpinned) emit(pin_released_event(*unpinned));
   emit(std::move(e));
-}
-
-// The mesh of the newest generation or, if the journal was lost or the job
-// resumed, of the last finished step.
-std::optional<pb::Mesh> Coordinator::mesh_before() const {
-  if (durable_.assignment().ranks_size() > 0)
-    return durable_.assignment().mesh();
-  const auto* last = ledger_.last_metrics();
-  if (last && last->has_mesh()) return last->mesh();
-  return std::nullopt;
 }
 
 void Coordinator::wait_for(const events::EventKind& kind,
@@ -257,10 +223,9 @@ void Coordinator::finish(const MeshPolicy::MeshChange& change) {
   pb::Finish* f = durable_.mutable_finish();
   f->set_reason(change.why);
   f->set_must_stop(change.must);
-  Plan next;
   f->set_save(roster_.committed_step(durable_) > total_steps() ||
               retention_.must_save_to_finish(view(), policy_) ||
-              !shortages_after(&next).empty());
+              !plan_of_change(plan_inputs()).short_of.empty());
   checkpoints_.expect_stop(roster_, f);
   set_phase(pb::Durable::FINISHING);
 }

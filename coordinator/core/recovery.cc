@@ -229,11 +229,11 @@ StateChoice Recovery::choose(const Candidates& candidates, const Inputs& in,
   Inventory inventory = candidates.inventory;
   inventory.hosts = hosts;
   inventory.known_steps = candidates.known_steps;
-  StateChoice c = choose_state(table_ ? &*table_ : nullptr, inventory);
+  StateChoice c = choose_state(table(), inventory);
   const bool loses = c.step < in.ledger.last_finished();
   if (!loses && c.kind != StateChoice::Kind::kInit) return c;
   inventory.known_steps.clear();
-  StateChoice all = choose_state(table_ ? &*table_ : nullptr, inventory);
+  StateChoice all = choose_state(table(), inventory);
   if (all.step > c.step &&
       (loses || all.kind == StateChoice::Kind::kCheckpoint))
     return all;

@@ -98,8 +98,10 @@ class Recovery {
     awaited_.clear();
     listing_late_since_ms_ = -1;
   }
-  // REQUIRES: made with one.
-  const geometry::ParamTable& table() const { return *table_; }
+  // Null if it was made without one.
+  const geometry::ParamTable* table() const {
+    return table_ ? &*table_ : nullptr;
+  }
 
   // The newest state, on whatever hosts.
   StateChoice newest(const Inputs& in) const;

@@ -181,7 +181,10 @@ TEST_F(MemoryRecovery, ARestoredStepStaysThatOfTheGenerationThatMadeIt) {
   d.source.set_step(10);
   d.generation = 1;
   const auto made_by = [&] {
-    return make_plan(d, view(0), Options(), std::nullopt, false)
+    return make_plan(d, {.view = view(0),
+                         .options = Options(),
+                         .shape = std::nullopt,
+                         .policy = policy_})
         .assignment.source()
         .made_by();
   };
