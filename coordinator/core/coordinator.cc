@@ -36,6 +36,7 @@ Coordinator::Coordinator(Options options)
       shape_(shape_of(options_.job)),
       keeps_state_(shape_ && options_.job.elastic().keep_state()),
       admission_(options_.protocol),
+      gathering_(options_.job.elastic().join_window_ms()),
       detector_(options_.job.elastic()),
       policy_(options_.job, shape_, options_.core),
       recovery_(options_.job, table_of(shape_, options_.job)),
@@ -68,7 +69,7 @@ std::vector<Action> Coordinator::start(int64_t now_ms) {
       leave_unknown_generation(&durable_);
       // Who must be waited for is not known, either: all have time to find this
       // coordinator.
-      not_before_ms_ = now_ms_ + kReconnectSlackMs;
+      gathering_.back_off(now_ms_ + kReconnectSlackMs);
     }
   }
   if (options_.restored && !terminal(options_.restored->phase()))
@@ -217,8 +218,7 @@ void Coordinator::handle(const CommandReceived& e) {
 }
 
 void Coordinator::handle(const CheckpointsScanned& e) {
-  if (!scanning_) return;
-  scanning_ = false;
+  if (!gathering_.end_scan()) return;
   if (durable_.phase() == pb::Durable::WAITING) plan(e);
 }
 
@@ -229,10 +229,7 @@ void Coordinator::reconcile() {
   const pb::Elastic& e = options_.job.elastic();
   announce(roster_.expire(durable_, e.dead_after_ms(), now_ms_,
                           e.closed_after_ms()));
-  if (!in_join_window())
-    joining_since_ms_ = -1;
-  else if (joining_since_ms_ < 0)
-    joining_since_ms_ = now_ms_;
+  gathering_.observe(roster_, now_ms_);
   const int64_t committed = roster_.committed_step(durable_);
   for (const CheckpointWatch::Result& r :
        checkpoints_.observe(roster_, durable_.generation(),
@@ -281,23 +278,19 @@ void Coordinator::send_directives() {
 void Coordinator::reconcile_waiting() {
   if (durable_.stop_requested() && !must_save_before_stop())
     return terminate(pb::Durable::STOPPED, "stopped by request");
-  if (scanning_ || !ready_to_scan()) return;
-  scanning_ = true;
-  act(ScanCheckpoints{durable_.saved_step()});
-}
-
-bool Coordinator::in_join_window() const {
-  return now_ms_ - roster_.last_join_ms() <
-         options_.job.elastic().join_window_ms();
-}
-
-// Daemons that crash in a loop and a busy spot market must not delay the others
-// without end.
-bool Coordinator::keeps_joining() const {
-  constexpr int64_t kMostWindows = 10;
-  return joining_since_ms_ >= 0 &&
-         now_ms_ - joining_since_ms_ >=
-             kMostWindows * options_.job.elastic().join_window_ms();
+  const Gathering::Next next =
+      gathering_.next({.view = view(),
+                       .policy = policy_,
+                       .retention = retention_,
+                       .recovery = recovery_,
+                       .job_finished = job_finished()});
+  wait_for(events::kWaiting, next.waits_for);
+  if (next.scan) act(ScanCheckpoints{durable_.saved_step()});
+  if (!next.impossible) return;
+  if (durable_.mesh_request().scale() > 0)
+    note_change(release_scale(*next.impossible, &durable_));
+  else
+    terminate(pb::Durable::FAILED, *next.impossible);
 }
 
 // True if the job was told to stop without saving; no rank is needed any more.
@@ -305,44 +298,6 @@ bool Coordinator::abort_to_discard() {
   if (!durable_.stop_discards()) return false;
   abort({.what = "stopped without saving", .is_fault = false});
   return true;
-}
-
-// Whether to look for a source now: there are slots for a mesh, and nobody
-// is worth waiting for.
-bool Coordinator::ready_to_scan() {
-  if (job_finished() && !finish_checked_) {
-    // plan() ends the job if the last step's state is saved, too.
-    if (now_ms_ < not_before_ms_) return false;
-    finish_checked_ = true;
-    return true;
-  }
-  const auto placed = policy_.place(view());
-  if (!placed.ok() && placed.status().code() == Code::kInvalidArgument) {
-    if (durable_.mesh_request().scale() > 0)
-      note_change(release_scale(placed.status().message(), &durable_));
-    else
-      terminate(pb::Durable::FAILED, placed.status().message());
-    return false;
-  }
-  if (!placed.ok()) {
-    gathering_ = true;
-    if (waiting_for_ != placed.status().message())
-      wait_for(events::kWaiting, placed.status().message());
-    return false;
-  }
-  if (now_ms_ < not_before_ms_) return false;
-  // After a fault those who were there continue at once; who comes later makes
-  // a planned change.
-  const bool all_back = keeps_state_ &&
-                        durable_.assignment().ranks_size() > 0 &&
-                        retention_.missing_holders(view()).empty();
-  if (gathering_ && !all_back &&
-      ((in_join_window() && !keeps_joining()) ||
-       policy_.awaits_hardware(view())))
-    return false;
-  return !keeps_state_ ||
-         (roster_.inventories_known(durable_.generation()) &&
-          !recovery_.waiting(view(), retention_.missing_holders(view())));
 }
 
 void Coordinator::reconcile_preparing() {
@@ -433,7 +388,7 @@ pb::JobStatus Coordinator::status() const {
                            .policy = policy_,
                            .ledger = ledger_,
                            .keeps_state = keeps_state_,
-                           .waiting_for = waiting_for_,
+                           .waiting_for = gathering_.waiting_for(),
                            .put_off = put_off_,
                            .events = events_,
                            .dropped = admission_.dropped()});

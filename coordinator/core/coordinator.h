@@ -19,6 +19,7 @@
 //                       which of many links is bad (link_search.h)
 //   mesh_policy.h       which mesh the job should have
 //   room.h              whether the states fit into shared memory
+//   gathering.h         when to look for a state to continue from
 //   recovery.h          which state a generation starts from (state_choice.h)
 //   assignment.h        the plan of a generation
 //   directives.h        what each worker is asked to do
@@ -67,6 +68,7 @@
 #include "coordinator/core/failure_budget.h"
 #include "coordinator/core/failure_detector.h"
 #include "coordinator/core/fence_relay.h"
+#include "coordinator/core/gathering.h"
 #include "coordinator/core/job_status.h"
 #include "coordinator/core/mesh_policy.h"
 #include "coordinator/core/name_owners.h"
@@ -136,9 +138,6 @@ class Coordinator {
   void reconcile_preparing();
   void reconcile_live();  // RUNNING and FINISHING
   void reconcile_ended();
-  bool ready_to_scan();
-  bool in_join_window() const;  // somebody joined within that time
-  bool keeps_joining() const;
   bool abort_to_discard();
   void note_declined_stops();
   void decline_stop(const std::string& why);
@@ -184,7 +183,7 @@ class Coordinator {
             .times = &times_,
             .last_finished = ledger_.last_finished(),
             .saved_step = checkpoints_.newest_step(),
-            .keeps_joining = keeps_joining()};
+            .keeps_joining = gathering_.keeps_joining(now_ms_)};
   }
   double unix_now() const {
     return options_.unix_offset_s + static_cast<double>(now_ms_) / 1000;
@@ -228,6 +227,7 @@ class Coordinator {
   StepLedger ledger_;
   StepTimes times_;
   CheckpointWatch checkpoints_;
+  Gathering gathering_;
   FailureDetector detector_;
   MeshPolicy policy_;
   Recovery recovery_;
@@ -241,13 +241,7 @@ class Coordinator {
   bool backlog_full_ = false;        // no further metrics are recorded
   int64_t started_ms_ = 0;
   int64_t phase_since_ms_ = 0;  // less what does not count
-  bool scanning_ = false;
-  bool finish_checked_ = false;    // scanned for the last step's checkpoint
-  bool gathering_ = true;          // the next plan waits for the join window
-  int64_t joining_since_ms_ = -1;  // -1: nobody joined lately
-  int64_t not_before_ms_ = 0;      // back-off after repeated failures
-  bool replicas_fit_ = true;       // unless a rank found that there is no room
-  std::string waiting_for_;
+  bool replicas_fit_ = true;    // unless a rank found that there is no room
   // Why a change of mesh was put off; "": none is.
   std::string put_off_;
   int64_t no_change_before_ms_ = 0;     // optional stops are off: saving fails

@@ -41,7 +41,8 @@ void Coordinator::plan(const CheckpointsScanned& scan) {
   if (keeps_state_ && !roster_.inventories_known(durable_.generation())) return;
   const Recovery::Decision decision = recovery_.decide(in, *wanted);
   if (decision.kind == Recovery::Decision::Kind::kWait) {
-    if (decision.rescan_ms > 0) not_before_ms_ = now_ms_ + decision.rescan_ms;
+    if (decision.rescan_ms > 0)
+      gathering_.back_off(now_ms_ + decision.rescan_ms);
     return wait_for(events::kWaitingForState, decision.why);
   }
   const bool gives_up = decision.kind == Recovery::Decision::Kind::kGiveUp;
@@ -82,13 +83,13 @@ bool Coordinator::cordon_short(const Plan& plan) {
 
 void Coordinator::wait_for_room(const Plan& plan) {
   if (cordon_short(plan)) return;
-  not_before_ms_ = now_ms_ + kLookForRoomMs;
+  gathering_.back_off(now_ms_ + kLookForRoomMs);
   const std::string text = to_text(plan.short_of);
   if (durable_.stop_requested()) {
     decline_stop(text);
     persist();
   }
-  if (text != waiting_for_) wait_for(events::kWaitingForRoom, text);
+  if (text != gathering_.waiting_for()) wait_for(events::kWaitingForRoom, text);
 }
 
 // Training continues rather than stop for a mesh whose states do not fit. Hosts
@@ -121,7 +122,7 @@ void Coordinator::begin_generation(
   const auto unpinned = adopt_plan(std::move(plan), options_.job, &durable_);
   times_.begin(decision.placement.layout,
                hosts_of(decision.placement, roster_));
-  waiting_for_.clear();
+  gathering_.begin_generation();
   recovery_.begin_generation();
   retention_.begin_generation();
   roster_.begin_generation();
@@ -133,7 +134,7 @@ void Coordinator::begin_generation(
 void Coordinator::wait_for(const events::EventKind& kind,
                            const std::string& what) {
   if (what.empty()) return;
-  waiting_for_ = what;
+  gathering_.wait_for(what);
   emit(kind, {.detail = what});
 }
 
@@ -264,23 +265,22 @@ void Coordinator::end_generation() {
   roster_.end_generation(durable_);
   durable_.clear_participants();
   durable_.clear_finish();
-  gathering_ = false;
+  gathering_.end_generation();
   if (verdict.give_up) return terminate(pb::Durable::FAILED, verdict.reason);
   if (verdict.no_room) replicas_fit_ = false;
-  if (verdict.backoff_ms > 0) not_before_ms_ = now_ms_ + verdict.backoff_ms;
+  if (verdict.backoff_ms > 0) gathering_.back_off(now_ms_ + verdict.backoff_ms);
   if (unsaved) {
     if (durable_.stop_requested() && !durable_.stop_discards())
       decline_stop(fault->text());
     const CheckpointWatch::Wait wait =
         checkpoints_.wait_for_room(ledger_.last_finished(), fault->text());
-    not_before_ms_ = now_ms_ + wait.ms;
+    gathering_.back_off(now_ms_ + wait.ms);
     wait_for(events::kWaitingForRoom, wait.what);
   }
   // Ranks finish the last step in order only after they saved it. It may have
   // been finished before by a generation that failed to save it.
   if (!aborted && job_finished() && committed >= total_steps())
     return overtaken() ? refuse_job("") : terminate(pb::Durable::DONE, "");
-  finish_checked_ = false;
   set_phase(pb::Durable::WAITING);
   for (const pb::Cordon& c : cordons.changes().begun)
     emit(event_of(c, unix_now()));

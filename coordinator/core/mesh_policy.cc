@@ -227,6 +227,12 @@ bool MeshPolicy::awaits_hardware(const ClusterView& view) const {
   });
 }
 
+bool MeshPolicy::awaits_joins(const ClusterView& view) const {
+  const int64_t ago_ms = view.now_ms - view.roster.last_join_ms();
+  return (!view.keeps_joining && ago_ms < job_.elastic().join_window_ms()) ||
+         awaits_hardware(view);
+}
+
 // ------------------------------------------------------------------ change
 
 const std::string& MeshPolicy::job_change(const pb::Durable& d) const {
@@ -255,11 +261,7 @@ std::optional<MeshPolicy::MeshChange> MeshPolicy::wanted_change(
     return MeshChange{.why = why};
   if (auto search = change_for_search(view)) return search;
   const bool asked = d.mesh_request().changed();
-  const bool in_join_window =
-      !view.keeps_joining && view.now_ms - view.roster.last_join_ms() <
-                                 job_.elastic().join_window_ms();
-  if (view.now_ms < not_before_ms ||
-      ((in_join_window || awaits_hardware(view)) && !asked))
+  if (view.now_ms < not_before_ms || (!asked && awaits_joins(view)))
     return std::nullopt;
   int slots = 0;
   for (const auto& [name, m] : view.roster.members())

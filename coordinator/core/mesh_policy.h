@@ -83,6 +83,8 @@ class MeshPolicy {
   bool wants_hardware() const;
   // Whether to wait for workers that have joined and may still report it.
   bool awaits_hardware(const ClusterView& view) const;
+  // The same, or for others: somebody joined within elastic.join_window_ms.
+  bool awaits_joins(const ClusterView& view) const;
   // Whether the pinned layout is not running and does not fit any more.
   bool pin_is_unfit(const ClusterView& view) const;
 

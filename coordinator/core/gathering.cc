@@ -1,0 +1,49 @@
+#include "coordinator/core/gathering.h"
+
+namespace remesh::core {
+
+void Gathering::observe(const Roster& roster, int64_t now_ms) {
+  if (now_ms - roster.last_join_ms() >= join_window_ms_)
+    joining_since_ms_ = -1;
+  else if (joining_since_ms_ < 0)
+    joining_since_ms_ = now_ms;
+}
+
+// Daemons that crash in a loop and a busy spot market must not delay the others
+// without end.
+bool Gathering::keeps_joining(int64_t now_ms) const {
+  constexpr int64_t kMostWindows = 10;
+  return joining_since_ms_ >= 0 &&
+         now_ms - joining_since_ms_ >= kMostWindows * join_window_ms_;
+}
+
+Gathering::Next Gathering::next(const Inputs& in) {
+  const ClusterView& view = in.view;
+  if (scanning_) return {};
+  if (in.job_finished && !finish_checked_) {
+    // The job ends if the last step's state is saved, too.
+    scanning_ = finish_checked_ = view.now_ms >= not_before_ms_;
+    return {.scan = scanning_};
+  }
+  const auto placed = in.policy.place(view);
+  if (!placed.ok() && placed.status().code() == Code::kInvalidArgument)
+    return {.impossible = placed.status().message()};
+  if (!placed.ok()) {
+    waits_for_joins_ = true;
+    if (waiting_for_ == placed.status().message()) return {};
+    return {.waits_for = placed.status().message()};
+  }
+  if (view.now_ms < not_before_ms_) return {};
+  const std::set<std::string> missing = in.retention.missing_holders(view);
+  const bool keeps_state = in.retention.keeps_state();
+  const bool all_back = keeps_state &&
+                        view.durable.assignment().ranks_size() > 0 &&
+                        missing.empty();
+  if (waits_for_joins_ && !all_back && in.policy.awaits_joins(view)) return {};
+  scanning_ = !keeps_state ||
+              (view.roster.inventories_known(view.durable.generation()) &&
+               !in.recovery.waiting(view, missing));
+  return {.scan = scanning_};
+}
+
+}  // namespace remesh::core

@@ -1,0 +1,70 @@
+// Gathering: when to look for a state from which the next generation starts:
+// once there are slots for a mesh and nobody is worth waiting for.
+//
+// A value without I/O.
+#pragma once
+
+#include <cstdint>
+#include <optional>
+#include <string>
+#include <utility>
+
+#include "coordinator/core/cluster_view.h"
+#include "coordinator/core/mesh_policy.h"
+#include "coordinator/core/recovery.h"
+#include "coordinator/core/state_retention.h"
+
+namespace remesh::core {
+
+class Gathering {
+ public:
+  // Borrows its members.
+  struct Inputs {
+    ClusterView view;
+    const MeshPolicy& policy;
+    const StateRetention& retention;
+    const Recovery& recovery;
+    bool job_finished = false;  // all of its steps are
+  };
+  struct Next {
+    bool scan = false;
+    // Why there is no mesh: yet, "" if that was said before; or however many
+    // workers join.
+    std::string waits_for;
+    std::optional<std::string> impossible;
+  };
+
+  // join_window_ms: elastic.join_window_ms.
+  explicit Gathering(int64_t join_window_ms)
+      : join_window_ms_(join_window_ms) {}
+
+  // Notes whether workers still join. REQUIRES: called after every input.
+  void observe(const Roster& roster, int64_t now_ms);
+  // Whether they have done so for so long that nobody waits for the next.
+  bool keeps_joining(int64_t now_ms) const;
+  // No generation is planned before that time.
+  void back_off(int64_t until_ms) { not_before_ms_ = until_ms; }
+  // What to do now while there is no generation.
+  Next next(const Inputs& in);
+  // The scan that next() asked for is there; false if it did not.
+  bool end_scan() { return std::exchange(scanning_, false); }
+  // What the job waits for, for people, until a generation begins.
+  void wait_for(const std::string& what) { waiting_for_ = what; }
+  const std::string& waiting_for() const { return waiting_for_; }
+
+  void begin_generation() { waiting_for_.clear(); }
+  // Those who were there continue at once; who comes later makes a planned
+  // change.
+  void end_generation() { waits_for_joins_ = finish_checked_ = false; }
+
+ private:
+  const int64_t join_window_ms_;
+  int64_t joining_since_ms_ = -1;  // -1: nobody joined lately
+  int64_t not_before_ms_ = 0;
+  bool waits_for_joins_ = true;
+  bool finish_checked_ = false;  // scanned for the last step's checkpoint
+  bool scanning_ = false;
+  std::string waiting_for_;
+};
+
+}  // namespace remesh::core
