@@ -103,22 +103,8 @@ class Coordinator {
   pb::JobStatus status() const;
   bool ended() const { return exited_; }
   const pb::Durable& durable() const { return durable_; }
-  bool considers_live(const std::string& worker, uint64_t incarnation) const {
-    return roster_.considers_live(worker, incarnation);
-  }
-  bool is_member(const std::string& worker) const {
-    return roster_.find(worker) != nullptr;
-  }
-  // Whether this report is the newest of its worker that counts. What is sent
-  // to the worker goes to the connection that it came from.
-  bool follows(const pb::Report& report) const {
-    return roster_.newest_is(report);
-  }
+  const Roster& roster() const { return roster_; }
   const NameOwners& owners() const { return owners_; }
-  bool may_use_name(const std::string& worker, const std::string& key,
-                    Claim claim) const {
-    return owners_.may_use(worker, key, claim, roster_);
-  }
 
  private:
   void hear(const Input& input, int64_t now_ms);

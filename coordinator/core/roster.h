@@ -168,7 +168,8 @@ class Roster {
   const Member* live_participant(const pb::Durable& durable,
                                  const std::string& worker) const;
   bool considers_live(const std::string& worker, uint64_t incarnation) const;
-  // Whether the member's newest report is this one.
+  // Whether the member's newest report is this one, so that what is sent to it
+  // goes to the connection that the report came from.
   bool newest_is(const pb::Report& report) const;
   bool none_alive() const;
 

@@ -295,9 +295,9 @@ class DaemonImpl : public Daemon {
     const pb::Report& report = r.envelope.report();
     const auto actions =
         core_->take(core::ReportReceived{report, r.key}, monotonic_ms());
-    if (core_->follows(report))
+    if (core_->roster().newest_is(report))
       mail_->note(r.peer, report, [this](const std::string& name) {
-        return core_->is_member(name);
+        return core_->roster().find(name) != nullptr;
       });
     reporter_ = r.peer;
     execute(actions);

@@ -280,7 +280,8 @@ std::optional<pb::Refusal> Door::judge(const std::string& key,
   if (no_auth() || said.has_command()) return std::nullopt;
   const std::string& worker = worker_of(said);
   const core::Claim right = claim(key, core.owners().owner_of(worker));
-  if (core.may_use_name(worker, key, right)) return std::nullopt;
+  if (core.owners().may_use(worker, key, right, core.roster()))
+    return std::nullopt;
   out.set_reason("this worker name belongs to another key");
   out.set_permanent(right == core::Claim::kNone);
   return out;

@@ -322,7 +322,7 @@ void Cluster::drive_coordinator(const core::Input& event) {
                       reworded);
   if (waits) settle_later();
   if (const auto* r = std::get_if<core::ReportReceived>(&event);
-      r != nullptr && coordinator_->follows(r->report))
+      r != nullptr && coordinator_->roster().newest_is(r->report))
     note_place(r->report);
   perform(actions);
 }
@@ -478,7 +478,8 @@ void Cluster::arrive(const std::string& from, const core::Input& event) {
   }
   const auto* r = std::get_if<core::ReportReceived>(&event);
   const auto follows = [&] {
-    return r != nullptr && coordinator_ && coordinator_->follows(r->report);
+    return r != nullptr && coordinator_ &&
+           coordinator_->roster().newest_is(r->report);
   };
   const bool again = follows();
   const bool known = r != nullptr && is_known(r->report.worker());

@@ -287,7 +287,7 @@ void Cluster::attack_coordinator() {
     if (!coordinator_ || coordinator_->ended() || done_) return;
     overheard_.alive.clear();
     for (const auto& [name, w] : workers_)
-      if (coordinator_->considers_live(name, w->incarnation))
+      if (coordinator_->roster().considers_live(name, w->incarnation))
         overheard_.alive.push_back({name, w->incarnation});
     overheard_.generation = coordinator_->durable().generation();
     overheard_.epoch = coordinator_->durable().epoch();

@@ -63,17 +63,18 @@ bool Cluster::healthy(const std::string& name) const {
 void Cluster::check_quiet(int64_t generation) {
   for (auto& [g, world] : worlds_)
     for (const pb::RankPlace& p : world->assignment.ranks())
-      if (!coordinator_ || !coordinator_->considers_live(
+      if (!coordinator_ || !coordinator_->roster().considers_live(
                                p.worker(), workers_[p.worker()]->incarnation))
         world->presumed_dead = true;
   if (!coordinator_) return;
   for (const auto& [name, w] : workers_)
-    if (w->agent && coordinator_->considers_live(name, w->incarnation) &&
+    if (w->agent &&
+        coordinator_->roster().considers_live(name, w->incarnation) &&
         w->agent->generation() < generation)
       violated(fmt::format("generation {} runs while {} is fenced at {}",
                            generation, name, w->agent->generation()));
   for (const auto& [name, w] : workers_)
-    if (coordinator_->considers_live(name, w->incarnation))
+    if (coordinator_->roster().considers_live(name, w->incarnation))
       for (const Rank* r : live_ranks(*w))
         if (r->generation < generation)
           violated(
@@ -190,7 +191,7 @@ void Cluster::check_persist(const pb::Durable& d) {
     for (const auto& p : d.participants())
       for (const pb::RankPlace& place : d.assignment().ranks())
         if (place.worker() == p.name() && coordinator_ &&
-            !coordinator_->considers_live(p.name(), p.incarnation()))
+            !coordinator_->roster().considers_live(p.name(), p.incarnation()))
           violated(fmt::format(
               "generation {} runs with {}, which is known to be dead",
               d.generation(), p.name()));
@@ -199,7 +200,8 @@ void Cluster::check_persist(const pb::Durable& d) {
   if (d.phase() == pb::Durable::WAITING && before == pb::Durable::ABORTING &&
       d.assignment().generation() == d.generation())
     for (const auto& [name, w] : workers_)
-      if (coordinator_ && coordinator_->considers_live(name, w->incarnation))
+      if (coordinator_ &&
+          coordinator_->roster().considers_live(name, w->incarnation))
         for (const Rank* r : live_ranks(*w))
           if (r->generation == d.generation())
             violated(
@@ -423,7 +425,7 @@ void Cluster::check_event(const pb::EventRecord& e) {
 // No generation number is used twice, even after the loss of the journal.
 void Cluster::check_heard(const pb::Report& r) {
   if (!coordinator_ || coordinator_->ended()) return;
-  if (coordinator_->considers_live(r.worker(), r.incarnation()) &&
+  if (coordinator_->roster().considers_live(r.worker(), r.incarnation()) &&
       coordinator_->durable().generation() < r.generation())
     violated(fmt::format("continues at generation {}, {} was at {}",
                          coordinator_->durable().generation(), r.worker(),

@@ -228,7 +228,7 @@ bool Cluster::waits_for_fence(const World& world) const {
 bool Cluster::is_known(const std::string& worker) const {
   const auto w = workers_.find(worker);
   return coordinator_ && w != workers_.end() && healthy(worker) &&
-         coordinator_->considers_live(worker, w->second->incarnation);
+         coordinator_->roster().considers_live(worker, w->second->incarnation);
 }
 
 // Whether the coordinator knows several hosts: with one it cannot detect that

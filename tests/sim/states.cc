@@ -302,7 +302,7 @@ bool Cluster::reporter_is_here(const World& world) const {
   for (const pb::RankPlace& p : world.assignment.ranks()) {
     const Worker& w = *workers_.at(p.worker());
     if (!world.reporters_died.contains(w.name) &&
-        coordinator_->considers_live(w.name, w.incarnation))
+        coordinator_->roster().considers_live(w.name, w.incarnation))
       return true;
   }
   return false;
@@ -336,8 +336,8 @@ void Cluster::check_source_is_there(const pb::Durable& d) {
         status.workers().begin(), status.workers().end(), [&](const auto& s) {
           return s.name() == w.name && s.state() != pb::WorkerStatus::DEAD;
         });
-    if (!taken_for_live ||
-        (w.agent && coordinator_->considers_live(w.name, w.incarnation)))
+    if (!taken_for_live || (w.agent && coordinator_->roster().considers_live(
+                                           w.name, w.incarnation)))
       violated(
           fmt::format("generation {} runs, and step {} of rank {} is "
                       "known not to be in the memory of {}",
@@ -376,9 +376,9 @@ void Cluster::check_lost(const pb::Durable& d) {
   for (const pb::RankPlace& p : world->second->assignment.ranks()) {
     const Worker& w = *workers_[p.worker()];
     hosts.insert(w.host);
-    const bool here =
-        w.told_to_leave.value_or(false) ||
-        (w.agent && coordinator_->considers_live(p.worker(), w.incarnation));
+    const bool here = w.told_to_leave.value_or(false) ||
+                      (w.agent && coordinator_->roster().considers_live(
+                                      p.worker(), w.incarnation));
     const bool may_leave = !w.told_to_leave.value_or(true);
     // A host that was lost just before the others committed their parts of the
     // step also took its replicas with it.
@@ -400,7 +400,7 @@ void Cluster::check_lost(const pb::Durable& d) {
   // Ranks of two builds are never mixed: one build may hold all of the state
   // and have too few slots, the other one enough slots and no state.
   for (const auto& [name, w] : workers_)
-    if (w->agent || coordinator_->considers_live(name, w->incarnation))
+    if (w->agent || coordinator_->roster().considers_live(name, w->incarnation))
       builds.insert(w->build);
   if (builds.size() > 1) return;
   if (gone.size() <= may_go)

@@ -283,7 +283,7 @@ TEST(Drain, TakesEveryLifeOfAWorkerUntilOneWasSentAway) {
   (void)core->start(40);
   EXPECT_EQ(told(3, 50), pb::Directive::LEAVE);
   const auto written = all_of<Persist>(core->on(PeerLost{"b", ""}, 60));
-  EXPECT_FALSE(core->considers_live("b", 3));
+  EXPECT_FALSE(core->roster().considers_live("b", 3));
   ASSERT_FALSE(written.empty());
   o.restored = written.back().durable;
   core.emplace(o);

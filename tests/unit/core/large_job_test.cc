@@ -94,9 +94,9 @@ TEST_F(Prepared, ALostConnectionIsJudgedWithTheOthers) {
   EXPECT_TRUE(core_->take(PeerLost{"a", ""}, 3).empty());
   for (int64_t now_ms = 100; now_ms <= 600; now_ms += 100)
     (void)core_->on(Tick{}, now_ms);
-  EXPECT_TRUE(core_->considers_live("a", 1));
+  EXPECT_TRUE(core_->roster().considers_live("a", 1));
   (void)core_->on(Tick{}, 700);
-  EXPECT_FALSE(core_->considers_live("a", 1));
+  EXPECT_FALSE(core_->roster().considers_live("a", 1));
 }
 
 // The process was stopped between the two: nobody was listening.
@@ -104,7 +104,7 @@ TEST_F(Prepared, ALateDecisionDeclaresNobodyDead) {
   (void)core_->take(next(pb::Report::PREPARED), 3);
   (void)core_->settle(60'000);
   EXPECT_EQ(core_->durable().phase(), pb::Durable::RUNNING);
-  EXPECT_TRUE(core_->considers_live("a", 1));
+  EXPECT_TRUE(core_->roster().considers_live("a", 1));
 }
 
 // A plan has the place of every rank and state, and every worker is told it.

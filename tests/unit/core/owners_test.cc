@@ -29,7 +29,7 @@ class OwnersTest : public ::testing::Test {
     actions_ = core_->start(now_);
   }
   bool may(const std::string& key, Claim claim) const {
-    return core_->may_use_name("w", key, claim);
+    return core_->owners().may_use("w", key, claim, core_->roster());
   }
   std::vector<pb::EventRecord> events() const {
     std::vector<pb::EventRecord> out;
@@ -55,7 +55,8 @@ TEST_F(OwnersTest, TheFirstKeyOwnsANameAndTheJournalKnows) {
   EXPECT_EQ(persisted->durable.owners(0).key(), "first");
   EXPECT_TRUE(may("first", Claim::kNone));
   EXPECT_FALSE(may("other", Claim::kNone));
-  EXPECT_TRUE(core_->may_use_name("w2", "other", Claim::kNone));
+  EXPECT_TRUE(
+      core_->owners().may_use("w2", "other", Claim::kNone, core_->roster()));
   hear("w", "first");
   EXPECT_EQ(core_->durable().owners_size(), 1);
   restart();
@@ -89,11 +90,11 @@ TEST_F(OwnersTest, AWorkerWhoseKeyIsRevokedIsLostAtOnce) {
   ASSERT_NE(lost, told.end());
   EXPECT_EQ(lost->worker(), "w");
   EXPECT_EQ(lost->cause(), "its key is not allowed");
-  EXPECT_FALSE(core_->considers_live("w", 1));
+  EXPECT_FALSE(core_->roster().considers_live("w", 1));
   // A broken connection alone may come back.
   hear("w2", "other");
   actions_ = core_->on(PeerLost{"w2", ""}, ++now_);
-  EXPECT_TRUE(core_->considers_live("w2", 1));
+  EXPECT_TRUE(core_->roster().considers_live("w2", 1));
 }
 
 TEST_F(OwnersTest, IncarnationsOfOneKeyAreRateLimited) {
@@ -102,18 +103,19 @@ TEST_F(OwnersTest, IncarnationsOfOneKeyAreRateLimited) {
     int taken = 0;
     for (int i = 0; i < 6'000; ++i) {
       hear("w", "flood", ++life);
-      taken += core_->considers_live("w", life) ? 1 : 0;
+      taken += core_->roster().considers_live("w", life) ? 1 : 0;
     }
     return taken;
   };
   EXPECT_EQ(flood(), 4096);
   hear("other", "another");
-  EXPECT_TRUE(core_->is_member("other"));
+  EXPECT_TRUE(core_->roster().find("other") != nullptr);
   now_ += 1000;
   EXPECT_EQ(flood(), 64);
   const pb::Report known = report("w", ++seq_, life - 6'000 + 64);
   (void)core_->on(ReportReceived{known, "flood"}, now_);
-  EXPECT_TRUE(core_->follows(known)) << "those that were taken are heard";
+  EXPECT_TRUE(core_->roster().newest_is(known))
+      << "those that were taken are heard";
 }
 
 // Of its own names, not of those of others, and of workers that are gone.
