@@ -129,6 +129,14 @@ pb::EventRecord end_event(pb::Durable::Phase phase, const std::string& why,
       e);
 }
 
+std::string too_few_steps(int64_t given, int64_t done,
+                          const std::string& where) {
+  return fmt::format(
+      "train.steps = {}, but step {} is finished{}; give more steps, for "
+      "example --set train.steps={}",
+      given, done, where.empty() ? "" : " (" + where + ")", 2 * done);
+}
+
 pb::EventRecord event_of(const CheckpointWatch::Result& r) {
   if (r.error.empty()) {
     pb::EventRecord e = event(events::kCheckpoint);

@@ -4,6 +4,7 @@
 // Pure.
 #pragma once
 
+#include <cstdint>
 #include <optional>
 #include <string>
 #include <vector>
@@ -41,6 +42,10 @@ pb::EventRecord training_event(const ClusterView& view, int64_t step,
 pb::EventRecord end_event(pb::Durable::Phase phase, const std::string& why,
                           const std::string& unreached,
                           const std::string& only_in_memory);
+// Why the job is refused: it was given fewer steps than are done. where: if not
+// in the metrics log, the state that has them; "" otherwise.
+std::string too_few_steps(int64_t given, int64_t done,
+                          const std::string& where);
 // durable: at the time of the change.
 pb::EventRecord event_of(const Roster::MembershipChange& change,
                          const pb::Durable& durable);

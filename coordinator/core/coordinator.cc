@@ -8,15 +8,13 @@
 #include "coordinator/core/durable.h"
 #include "coordinator/core/job_shape.h"
 #include "proto/base/exit_code.h"
-#include "proto/base/text.h"
-#include "proto/limits/plausible.h"
 
 namespace remesh::core {
 namespace {
 
 constexpr int64_t kGoodbyeMs = 3000;    // for workers to receive SHUTDOWN
 constexpr int64_t kOwnAbsenceMs = 300;  // several missed ticks
-constexpr size_t kKeptEvents = 50;
+constexpr char kDiscarded[] = "stopped without saving";
 
 bool is_question(const Input& input) {
   const auto* c = std::get_if<CommandReceived>(&input);
@@ -62,15 +60,16 @@ std::vector<Action> Coordinator::start(int64_t now_ms) {
     durable_.mutable_mesh_request()->clear_scale();
   if (terminal(durable_.phase())) {
     phase_since_ms_ -= kGoodbyeMs;  // nobody is waiting
+  } else if (leave_unknown_generation(&durable_)) {
+    // Who must be waited for is not known, either: all have time to find this
+    // coordinator.
+    gathering_.back_off(now_ms_ + kReconnectSlackMs);
   } else if (durable_.phase() != pb::Durable::WAITING) {
-    if (durable_.assignment().generation() == durable_.generation()) {
-      adopt_generation();
-    } else {
-      leave_unknown_generation(&durable_);
-      // Who must be waited for is not known, either: all have time to find this
-      // coordinator.
-      gathering_.back_off(now_ms_ + kReconnectSlackMs);
-    }
+    // The participants are taken for alive until they had that time.
+    adopted_generation_ = durable_.generation();
+    roster_.adopt(durable_, now_ms_ + kReconnectSlackMs);
+    times_.adopt(durable_, options_.recent_metrics, now_ms_);
+    checkpoints_.adopt(durable_.finish());
   }
   if (options_.restored && !terminal(options_.restored->phase()))
     roster_.expect_unheard(now_ms_ + kReconnectSlackMs);
@@ -80,20 +79,6 @@ std::vector<Action> Coordinator::start(int64_t now_ms) {
     emit(std::move(e));
   reconcile();
   return std::move(actions_);
-}
-
-// The participants are taken for alive until they had time to find this
-// coordinator.
-void Coordinator::adopt_generation() {
-  adopted_generation_ = durable_.generation();
-  roster_.adopt(durable_, now_ms_ + kReconnectSlackMs);
-  times_.begin(layout_of(durable_.assignment().mesh()),
-               hosts_with_ranks(durable_));
-  for (const pb::StepMetrics& m : options_.recent_metrics)
-    if (m.generation() == durable_.generation())
-      times_.add_step(m.step_s(), now_ms_);
-  checkpoints_.adopt(durable_.finish());
-  if (durable_.phase() == pb::Durable::ABORTING) times_.interrupt(now_ms_);
 }
 
 // ------------------------------------------------------------------ inputs
@@ -115,8 +100,7 @@ std::vector<Action> Coordinator::take(const Input& input, int64_t now_ms) {
 std::vector<Action> Coordinator::settle(int64_t now_ms) {
   actions_.clear();
   if (std::exchange(unsettled_, false) && !exited_) {
-    note_own_absence(now_ms);
-    now_ms_ = now_ms;
+    advance_to(now_ms);
     reconcile();
   }
   return std::move(actions_);
@@ -125,15 +109,14 @@ std::vector<Action> Coordinator::settle(int64_t now_ms) {
 void Coordinator::hear(const Input& input, int64_t now_ms) {
   // The last lines may wait for room, and somebody asks why.
   if (exited_ && !is_question(input)) return;
-  note_own_absence(now_ms);
-  now_ms_ = now_ms;
+  advance_to(now_ms);
   std::visit([this](const auto& e) { handle(e); }, input);
 }
 
 // While this process itself did not run (stopped, swapped out, suspended
 // host), the workers were not silent: nobody was listening.
-void Coordinator::note_own_absence(int64_t now_ms) {
-  const int64_t gap_ms = now_ms - now_ms_;
+void Coordinator::advance_to(int64_t now_ms) {
+  const int64_t gap_ms = now_ms - std::exchange(now_ms_, now_ms);
   if (gap_ms < kOwnAbsenceMs) return;
   roster_.on_own_absence(gap_ms);
   if (terminal(durable_.phase())) phase_since_ms_ += gap_ms;
@@ -184,10 +167,9 @@ void Coordinator::skip_to_generation_of(const pb::Report& r) {
   emit(journal_behind_event(durable_.generation(), r.worker()));
   if (durable_.phase() == pb::Durable::WAITING || terminal(durable_.phase()))
     return persist();
-  abort({.what = fmt::format("worker {} knows generation {}, which the journal "
-                             "does not",
-                             r.worker(), r.generation()),
-         .is_fault = false});
+  call_off(
+      fmt::format("worker {} knows generation {}, which the journal does not",
+                  r.worker(), r.generation()));
 }
 
 void Coordinator::handle(const FenceReceived& e) {
@@ -259,11 +241,6 @@ void Coordinator::reconcile() {
     default:
       break;
   }
-  send_directives();
-  if (terminal(durable_.phase())) reconcile_ended();
-}
-
-void Coordinator::send_directives() {
   for (SendDirective& d : directives_.due({.view = view(),
                           .options = options_,
                           .policy = policy_,
@@ -273,10 +250,12 @@ void Coordinator::send_directives() {
                           .synced_step = synced_step_},
                                           &roster_))
     act(std::move(d));
+  if (terminal(durable_.phase())) reconcile_ended();
 }
 
 void Coordinator::reconcile_waiting() {
-  if (durable_.stop_requested() && !must_save_before_stop())
+  if (durable_.stop_requested() &&
+      !retention_.must_save_before_stop(view(), policy_))
     return terminate(pb::Durable::STOPPED, "stopped by request");
   const Gathering::Next next =
       gathering_.next({.view = view(),
@@ -293,23 +272,16 @@ void Coordinator::reconcile_waiting() {
     terminate(pb::Durable::FAILED, *next.impossible);
 }
 
-// True if the job was told to stop without saving; no rank is needed any more.
-bool Coordinator::abort_to_discard() {
-  if (!durable_.stop_discards()) return false;
-  abort({.what = "stopped without saving", .is_fault = false});
-  return true;
-}
-
 void Coordinator::reconcile_preparing() {
-  if (abort_to_discard()) return;
+  if (durable_.stop_discards()) return call_off(kDiscarded);
   if (const auto failure = detector_.find_unprepared(
           view(), adopted(), adopted() && just_started()))
     return abort(*failure);
   const auto change = policy_.wanted_change(view(), no_change_before_ms_);
-  if (change &&
-      (durable_.stop_requested() ? !must_save_before_stop()
-                                 : change->must && !durable_.rescue()))
-    return abort({.what = change->why, .is_fault = false});
+  if (change && (durable_.stop_requested()
+                     ? !retention_.must_save_before_stop(view(), policy_)
+                     : change->must && !durable_.rescue()))
+    return call_off(change->why);
   // A worker that was restarted may have lost its states with its host.
   if (roster_.all_prepared(durable_) &&
       source_is_there(roster_, durable_.assignment().source()))
@@ -319,7 +291,7 @@ void Coordinator::reconcile_preparing() {
 void Coordinator::reconcile_live() {
   if (const auto failure = detector_.find(view())) return abort(*failure);
   if (roster_.all_quiesced(durable_)) return end_generation();
-  if (abort_to_discard()) return;
+  if (durable_.stop_discards()) return call_off(kDiscarded);
   if (adopted() && !just_started())
     if (const auto ended = detector_.find_ended_before(view()))
       return abort(*ended);
@@ -390,7 +362,6 @@ pb::JobStatus Coordinator::status() const {
                            .keeps_state = keeps_state_,
                            .waiting_for = gathering_.waiting_for(),
                            .put_off = put_off_,
-                           .events = events_,
                            .dropped = admission_.dropped()});
 }
 
@@ -411,8 +382,7 @@ void Coordinator::emit(pb::EventRecord e) {
   e.set_time(unix_now());
   e.set_generation(durable_.generation());
   if (!e.has_step()) e.set_step(ledger_.last_finished());
-  events_.push_back(e);
-  if (events_.size() > kKeptEvents) events_.pop_front();
+  reporter_.note(e);
   act(EmitEvent{std::move(e)});
 }
 

@@ -49,7 +49,6 @@
 #pragma once
 
 #include <cstdint>
-#include <deque>
 #include <functional>
 #include <optional>
 #include <string>
@@ -73,7 +72,6 @@
 #include "coordinator/core/mesh_policy.h"
 #include "coordinator/core/name_owners.h"
 #include "coordinator/core/recovery.h"
-#include "coordinator/core/room.h"
 #include "coordinator/core/roster.h"
 #include "coordinator/core/state_retention.h"
 #include "coordinator/core/step_ledger.h"
@@ -114,8 +112,7 @@ class Coordinator {
   void handle(const PeerLost& e);
   void handle(const CommandReceived& e);
   void handle(const CheckpointsScanned& e);
-  void adopt_generation();
-  void note_own_absence(int64_t now_ms);
+  void advance_to(int64_t now_ms);
   void skip_to_generation_of(const pb::Report& report);
 
   // One method for each phase, run after every input, or after those taken.
@@ -124,20 +121,12 @@ class Coordinator {
   void reconcile_preparing();
   void reconcile_live();  // RUNNING and FINISHING
   void reconcile_ended();
-  bool abort_to_discard();
   void note_declined_stops();
   void decline_stop(const std::string& why);
-  void send_directives();
 
   // Starting a generation (generation.cc).
   void plan(const CheckpointsScanned& scan);
   void restore_steps(int64_t generation, int64_t step, int64_t next);
-  // A number that neither the journal nor, if that was lost, the checkpoints
-  // know.
-  int64_t next_generation(const CheckpointsScanned& scan) const {
-    return newest_generation(scan, durable_.generation()) + 1;
-  }
-  PlanInputs plan_inputs() const;
   bool cordon_short(const Plan& plan);
   void wait_for_room(const Plan& plan);
   bool put_off_for_room(const MeshPolicy::MeshChange& change);
@@ -148,7 +137,9 @@ class Coordinator {
   // Ending a generation and the job (generation.cc).
   void finish(const MeshPolicy::MeshChange& change);
   void abort(const Failure& failure);
+  void call_off(const std::string& why);  // the same without a fault
   void end_generation();
+  void wait_to_save();
   void refuse_job(const std::string& where);
   void terminate(pb::Durable::Phase phase, const std::string& why);
 
@@ -171,6 +162,13 @@ class Coordinator {
             .saved_step = checkpoints_.newest_step(),
             .keeps_joining = gathering_.keeps_joining(now_ms_)};
   }
+  PlanInputs plan_inputs() const {
+    return {.view = view(),
+            .options = options_,
+            .shape = shape_,
+            .policy = policy_,
+            .table = recovery_.table()};
+  }
   double unix_now() const {
     return options_.unix_offset_s + static_cast<double>(now_ms_) / 1000;
   }
@@ -182,9 +180,6 @@ class Coordinator {
   // Workers have had no time yet to find this life of the coordinator.
   bool just_started() const {
     return now_ms_ - started_ms_ < kReconnectSlackMs;
-  }
-  bool must_save_before_stop() const {
-    return retention_.must_save_before_stop(view(), policy_);
   }
 
   void set_phase(pb::Durable::Phase phase);  // persists
@@ -220,18 +215,16 @@ class Coordinator {
   StateRetention retention_;
   FenceRelay fences_;
   Directives directives_;
-  mutable StatusReporter reporter_;  // keeps predictions
+  mutable StatusReporter reporter_;
 
   int64_t adopted_generation_ = -1;  // started in an earlier life
   int64_t synced_step_ = 0;          // whose metrics are durable
   bool backlog_full_ = false;        // no further metrics are recorded
   int64_t started_ms_ = 0;
   int64_t phase_since_ms_ = 0;  // less what does not count
-  bool replicas_fit_ = true;    // unless a rank found that there is no room
   // Why a change of mesh was put off; "": none is.
   std::string put_off_;
-  int64_t no_change_before_ms_ = 0;     // optional stops are off: saving fails
-  std::deque<pb::EventRecord> events_;  // the newest, for status
+  int64_t no_change_before_ms_ = 0;  // optional stops are off: saving fails
   bool unsettled_ = false;  // inputs were taken since the last reconcile()
   bool exited_ = false;
   bool refused_job_ = false;

@@ -7,6 +7,7 @@
 #include <optional>
 #include <tuple>
 
+#include "coordinator/core/durable.h"
 #include "coordinator/core/link_search.h"
 #include "coordinator/core/recovery.h"
 #include "coordinator/core/survival.h"
@@ -100,6 +101,7 @@ Consequence Cordoning::after(const Failure& fault) {
 }
 
 FailureVerdict Cordoning::judge(const Failure& fault, pb::Durable* d) {
+  if (fault.exit_code == kExitSaveFailed) return {.unsaved = true};
   const pb::Source& source = d->assignment().source();
   count_failure(fault, in_.view.last_finished, source.step(),
                 d->mutable_budget());
@@ -227,11 +229,12 @@ bool Cordoning::for_loading(pb::Durable* durable) {
 
 // --------------------------------------------------------------------- ends
 
-bool Cordoning::after_step(const std::set<std::string>& hosts) {
+bool Cordoning::after_step() {
+  if (in_.faults->suspects().empty() && !in_.faults->has_link_search())
+    return false;
+  const std::set<std::string> hosts = hosts_with_ranks(in_.view.durable);
   note_link_test(hosts);
-  if (!in_.faults->suspects().empty() &&
-      clear_suspects(hosts, in_.unix_s, in_.faults))
-    changes_.any = true;
+  if (clear_suspects(hosts, in_.unix_s, in_.faults)) changes_.any = true;
   return changes_.any;
 }
 

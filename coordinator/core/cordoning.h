@@ -46,11 +46,12 @@ class Cordoning {
   // the job. REQUIRES: the failure is counted (failure_budget.h).
   Consequence after(const Failure& fault);
   // The same of a failure that is not counted, and what follows for the job.
-  // Refuses a source that did not load. `durable` is that of view.
+  // Refuses a source that did not load. Does nothing if ranks could not save,
+  // which is no such failure. `durable` is that of view.
   FailureVerdict judge(const Failure& fault, pb::Durable* durable);
-  // A mesh with ranks on these hosts made a step: what failed on them before is
+  // The generation made a step: what failed before on the hosts of its ranks is
   // over, and none of their links is bad. Returns whether anything changed.
-  bool after_step(const std::set<std::string>& hosts);
+  bool after_step();
   // Cordons hosts that have too little room for the states of the assignment,
   // unless they are needed: without the others, or because of the states that
   // they hold. Returns whether it did.

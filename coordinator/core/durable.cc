@@ -39,11 +39,15 @@ pb::Durable restore(const Options& options, int64_t known_generation,
   return d;
 }
 
-void leave_unknown_generation(pb::Durable* d) {
+bool leave_unknown_generation(pb::Durable* d) {
+  if (d->phase() == pb::Durable::WAITING ||
+      d->assignment().generation() == d->generation())
+    return false;
   d->set_phase(pb::Durable::WAITING);
   d->clear_assignment();
   d->clear_participants();
   d->clear_finish();
+  return true;
 }
 
 bool terminal(pb::Durable::Phase phase) {

@@ -20,7 +20,8 @@ pb::Durable restore(const Options& options, int64_t known_generation,
 // The newest generation is not the one that the journal has the plan of, so it
 // is not known who takes part in it, nor which ranks must commit a step. It
 // ends, and the next one starts from what the workers and checkpoints have.
-void leave_unknown_generation(pb::Durable* durable);
+// False if it is not so. REQUIRES: the job has not ended.
+bool leave_unknown_generation(pb::Durable* durable);
 
 // The job has ended.
 bool terminal(pb::Durable::Phase phase);

@@ -23,6 +23,7 @@
 namespace remesh::core {
 
 struct FailureVerdict {
+  bool unsaved = false;  // the ranks could not save; the rest is not set
   bool give_up = false;
   std::string reason;      // why, if give_up
   int64_t backoff_ms = 0;  // until the next attempt, otherwise

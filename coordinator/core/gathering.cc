@@ -17,6 +17,17 @@ bool Gathering::keeps_joining(int64_t now_ms) const {
          now_ms - joining_since_ms_ >= kMostWindows * join_window_ms_;
 }
 
+void Gathering::begin_generation() {
+  waiting_for_.clear();
+  replicas_fit_ = true;
+}
+
+void Gathering::end_generation(const FailureVerdict& v, int64_t now_ms) {
+  waits_for_joins_ = finish_checked_ = false;
+  if (v.no_room) replicas_fit_ = false;
+  if (v.backoff_ms > 0) not_before_ms_ = now_ms + v.backoff_ms;
+}
+
 Gathering::Next Gathering::next(const Inputs& in) {
   const ClusterView& view = in.view;
   if (scanning_) return {};

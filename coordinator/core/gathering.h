@@ -10,6 +10,7 @@
 #include <utility>
 
 #include "coordinator/core/cluster_view.h"
+#include "coordinator/core/failure_budget.h"
 #include "coordinator/core/mesh_policy.h"
 #include "coordinator/core/recovery.h"
 #include "coordinator/core/state_retention.h"
@@ -52,10 +53,13 @@ class Gathering {
   void wait_for(const std::string& what) { waiting_for_ = what; }
   const std::string& waiting_for() const { return waiting_for_; }
 
-  void begin_generation() { waiting_for_.clear(); }
-  // Those who were there continue at once; who comes later makes a planned
-  // change.
-  void end_generation() { waits_for_joins_ = finish_checked_ = false; }
+  // Whether the next generation may keep replicas of its states.
+  bool replicas_fit() const { return replicas_fit_; }
+
+  void begin_generation();
+  // verdict: on its failure, if it failed. Those who were there continue at
+  // once; who comes later makes a planned change.
+  void end_generation(const FailureVerdict& verdict, int64_t now_ms);
 
  private:
   const int64_t join_window_ms_;
@@ -64,6 +68,7 @@ class Gathering {
   bool waits_for_joins_ = true;
   bool finish_checked_ = false;  // scanned for the last step's checkpoint
   bool scanning_ = false;
+  bool replicas_fit_ = true;  // unless a rank found that there is no room
   std::string waiting_for_;
 };
 

@@ -1,15 +1,10 @@
 // How the coordinator starts and ends generations, and the job; and what it
 // does when members change, steps are finished and hosts cordoned.
-#include <fmt/format.h>
-
 #include <algorithm>
 #include <utility>
 
 #include "coordinator/core/coordinator.h"
 #include "coordinator/core/durable.h"
-#include "proto/base/exit_code.h"
-#include "proto/base/text.h"
-#include "proto/limits/plausible.h"
 
 namespace remesh::core {
 
@@ -28,12 +23,14 @@ void Coordinator::plan(const CheckpointsScanned& scan) {
                             .scan = scan,
                             .policy = policy_,
                             .missing_holders = retention_.missing_holders(now)};
+  // Neither the journal nor, if that was lost, the checkpoints know it.
+  const int64_t number = newest_generation(scan, durable_.generation()) + 1;
   const StateChoice newest = recovery_.newest(in);
   if (newest.step > total_steps())
-    restore_steps(newest.generation, newest.step, next_generation(scan));
+    restore_steps(newest.generation, newest.step, number);
   if (overtaken()) return refuse_job(newest.why);
   if (const auto* last = recovery_.final_checkpoint(in)) {
-    restore_steps(generation_of(*last), last->step, next_generation(scan));
+    restore_steps(generation_of(*last), last->step, number);
     return terminate(pb::Durable::DONE, "");
   }
   const auto wanted = policy_.place(now);
@@ -50,30 +47,16 @@ void Coordinator::plan(const CheckpointsScanned& scan) {
       cordon([&](Cordoning& c) { return c.for_loading(&durable_); }))
     return plan(scan);
   if (keeps_state_) durable_.set_rescue(decision.rescue);
-  if (gives_up) {
-    // A checkpoint that did not load may be sound, and the host bad.
-    if (durable_.refusals().checkpoints().empty() ||
-        !tries_another_host(*wanted, now))
-      return terminate(pb::Durable::FAILED, decision.why);
-    durable_.mutable_refusals()->clear_checkpoints();
-    durable_.mutable_refusals()->clear_checkpoint_steps();
-    return plan(scan);
-  }
-  Plan next = make_plan(decision, plan_inputs(), replicas_fit_);
+  if (gives_up)
+    return try_elsewhere(*wanted, now, &durable_)
+               ? plan(scan)
+               : terminate(pb::Durable::FAILED, decision.why);
+  Plan next = make_plan(decision, plan_inputs(), gathering_.replicas_fit());
   if (!next.short_of.empty()) return wait_for_room(next);
-  const int64_t number = next_generation(scan);
   next.assignment.set_generation(number);
   restore_steps(decision.generation, decision.source.step(), number);
   checkpoints_.go_back(decision.source.step(), scan.valid, &durable_);
   begin_generation(decision, std::move(next), scan.valid);
-}
-
-PlanInputs Coordinator::plan_inputs() const {
-  return {.view = view(),
-          .options = options_,
-          .shape = shape_,
-          .policy = policy_,
-          .table = recovery_.table()};
 }
 
 bool Coordinator::cordon_short(const Plan& plan) {
@@ -111,17 +94,15 @@ void Coordinator::begin_generation(
     const std::vector<CheckpointInfo>& checkpoints) {
   pb::Assignment& a = plan.assignment;
   ledger_.forget_finished();
-  replicas_fit_ = true;
   const int64_t lost =
       std::max<int64_t>(0, ledger_.last_finished() - a.source().step());
   pb::EventRecord e = mesh_event(a, mesh_before(durable_, ledger_), lost,
                                  decision.placement.reason);
-  times_.lose(lost);
   if (options_.job.train().max_skipped_steps() > 0)
     add_past_steps(ledger_.before(a.source().step(), checkpoints), &a);
   const auto unpinned = adopt_plan(std::move(plan), options_.job, &durable_);
-  times_.begin(decision.placement.layout,
-               hosts_of(decision.placement, roster_));
+  times_.begin(decision.placement.layout, hosts_of(decision.placement, roster_),
+               lost);
   gathering_.begin_generation();
   recovery_.begin_generation();
   retention_.begin_generation();
@@ -160,12 +141,7 @@ void Coordinator::finish_steps(int64_t committed) {
   // that the generation makes progress.
   if (committed > durable_.assignment().source().step()) {
     detector_.note_progress();
-    // What failed on its hosts before is over.
-    const pb::HostFaults& faults = durable_.host_faults();
-    if (!faults.suspects().empty() || faults.has_link_search())
-      cordon([&](Cordoning& c) {
-        return c.after_step(hosts_with_ranks(durable_));
-      });
+    cordon([](Cordoning& c) { return c.after_step(); });
   }
   if (durable_.assignment().measure_link())
     times_.set_link(roster_.link_bytes_per_s(durable_.generation()), now_ms_);
@@ -231,6 +207,10 @@ void Coordinator::finish(const MeshPolicy::MeshChange& change) {
   set_phase(pb::Durable::FINISHING);
 }
 
+void Coordinator::call_off(const std::string& why) {
+  abort({.what = why, .is_fault = false});
+}
+
 void Coordinator::abort(const Failure& failure) {
   times_.interrupt(now_ms_);
   *durable_.mutable_cause() = cause_of(failure);
@@ -240,23 +220,22 @@ void Coordinator::abort(const Failure& failure) {
 void Coordinator::end_generation() {
   const bool aborted = durable_.phase() == pb::Durable::ABORTING;
   const int64_t committed = roster_.committed_step(durable_);
-  std::optional<Failure> fault;
-  if (aborted && !durable_.cause().planned()) {
-    fault = detector_.settle(failure_of(durable_.cause()), view());
-    *durable_.mutable_cause() = cause_of(*fault);
-    times_.add_failure();
-    if (fault->exit_code != kExitSaveFailed)
-      emit(event_of(*fault, view(), times_.interrupted_s(now_ms_)));
-  } else if (!aborted) {
+  Cordoning cordons = cordoning();
+  FailureVerdict verdict;
+  if (!aborted) {
     const std::string& reason = durable_.finish().reason();
     emit(events::kGenerationEnded,
          {.detail = reason.empty() ? "all ranks finished" : reason});
     times_.interrupt(now_ms_);
+  } else if (!durable_.cause().planned()) {
+    const Failure fault =
+        detector_.settle(failure_of(durable_.cause()), view());
+    *durable_.mutable_cause() = cause_of(fault);
+    times_.add_failure();
+    verdict = cordons.judge(fault, &durable_);
+    if (!verdict.unsaved)
+      emit(event_of(fault, view(), times_.interrupted_s(now_ms_)));
   }
-  Cordoning cordons = cordoning();
-  const bool unsaved = fault && fault->exit_code == kExitSaveFailed;
-  FailureVerdict verdict;
-  if (fault && !unsaved) verdict = cordons.judge(*fault, &durable_);
   for (const pb::LinkSearch& test : cordons.changes().tests)
     emit(event_of(test));
   fences_.clear();
@@ -265,18 +244,9 @@ void Coordinator::end_generation() {
   roster_.end_generation(durable_);
   durable_.clear_participants();
   durable_.clear_finish();
-  gathering_.end_generation();
+  gathering_.end_generation(verdict, now_ms_);
   if (verdict.give_up) return terminate(pb::Durable::FAILED, verdict.reason);
-  if (verdict.no_room) replicas_fit_ = false;
-  if (verdict.backoff_ms > 0) gathering_.back_off(now_ms_ + verdict.backoff_ms);
-  if (unsaved) {
-    if (durable_.stop_requested() && !durable_.stop_discards())
-      decline_stop(fault->text());
-    const CheckpointWatch::Wait wait =
-        checkpoints_.wait_for_room(ledger_.last_finished(), fault->text());
-    gathering_.back_off(now_ms_ + wait.ms);
-    wait_for(events::kWaitingForRoom, wait.what);
-  }
+  if (verdict.unsaved) wait_to_save();
   // Ranks finish the last step in order only after they saved it. It may have
   // been finished before by a generation that failed to save it.
   if (!aborted && job_finished() && committed >= total_steps())
@@ -287,16 +257,21 @@ void Coordinator::end_generation() {
   reconcile_waiting();
 }
 
+// The ranks ended because they could not save; the next ones try again.
+void Coordinator::wait_to_save() {
+  const std::string why = failure_of(durable_.cause()).text();
+  if (durable_.stop_requested() && !durable_.stop_discards()) decline_stop(why);
+  const CheckpointWatch::Wait wait =
+      checkpoints_.wait_for_room(ledger_.last_finished(), why);
+  gathering_.back_off(now_ms_ + wait.ms);
+  wait_for(events::kWaitingForRoom, wait.what);
+}
+
 // The job was given fewer steps than it has made.
 void Coordinator::refuse_job(const std::string& where) {
   refused_job_ = true;
-  const int64_t done = ledger_.last_finished();
-  terminate(
-      pb::Durable::STOPPED,
-      fmt::format("train.steps = {}, but step {} is finished{}; give more "
-                  "steps, for example --set train.steps={}",
-                  total_steps(), done, where.empty() ? "" : " (" + where + ")",
-                  2 * done));
+  terminate(pb::Durable::STOPPED,
+            too_few_steps(total_steps(), ledger_.last_finished(), where));
 }
 
 void Coordinator::terminate(pb::Durable::Phase phase, const std::string& why) {

@@ -134,6 +134,12 @@ void StatusReporter::fill_prediction(const Inputs& in, pb::RankStatus* rank) {
   *rank->mutable_predicted() = it->second;
 }
 
+void StatusReporter::note(const pb::EventRecord& event) {
+  constexpr size_t kKept = 50;
+  events_.push_back(event);
+  if (events_.size() > kKept) events_.pop_front();
+}
+
 pb::JobStatus StatusReporter::status(const Inputs& in) {
   const pb::Durable& d = in.view.durable;
   pb::JobStatus s;
@@ -176,7 +182,7 @@ pb::JobStatus StatusReporter::status(const Inputs& in) {
     *s.add_cordons() = c;
     s.mutable_cordons()->rbegin()->set_remaining_s(remaining_s(c, now_s));
   }
-  for (const pb::EventRecord& e : in.events) *s.add_events() = e;
+  for (const pb::EventRecord& e : events_) *s.add_events() = e;
   s.set_dropped(in.dropped);
   return s;
 }

@@ -26,17 +26,18 @@ class StatusReporter {
     const StepLedger& ledger;
     bool keeps_state = false;
     std::string waiting_for;
-    std::string put_off;  // why a change of mesh is put off; "": none is
-    const std::deque<pb::EventRecord>& events;  // the newest
-    uint64_t dropped = 0;                       // messages that were not taken
+    std::string put_off;   // why a change of mesh is put off; "": none is
+    uint64_t dropped = 0;  // messages that were not taken
   };
   pb::JobStatus status(const Inputs& in);
+  void note(const pb::EventRecord& event);  // the newest ones are shown
 
  private:
   pb::WorkerStatus worker_status(const Inputs& in, const std::string& name,
                                  const Roster::Member& m);
   void fill_prediction(const Inputs& in, pb::RankStatus* rank);
 
+  std::deque<pb::EventRecord> events_;
   // Memory of the ranks of a generation, predicted when it is asked for.
   int64_t predicted_generation_ = -1;
   std::map<int, pb::MemoryUse> predicted_;

@@ -134,14 +134,19 @@ void refuse_source(const pb::Source& s, const Roster& roster,
   bad->set_step(s.step());
 }
 
-bool tries_another_host(const planner::Placement& placement,
-                        const ClusterView& view) {
+bool try_elsewhere(const planner::Placement& placement, const ClusterView& view,
+                   pb::Durable* durable) {
+  if (durable->refusals().checkpoints().empty()) return false;
   const pb::Assignment& a = view.durable.assignment();
   std::set<std::string> tried;
   for (int i = 0; i < std::min(a.workers_size(), a.hosts_size()); ++i)
     if (has_ranks(view.durable, a.workers(i))) tried.insert(a.hosts(i));
   const std::set<std::string> next = hosts_of(placement, view.roster);
-  return !std::includes(tried.begin(), tried.end(), next.begin(), next.end());
+  if (std::includes(tried.begin(), tried.end(), next.begin(), next.end()))
+    return false;
+  durable->mutable_refusals()->clear_checkpoints();
+  durable->mutable_refusals()->clear_checkpoint_steps();
+  return true;
 }
 
 bool forgive_source(const pb::Source& s, const std::string& worker,

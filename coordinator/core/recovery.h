@@ -43,10 +43,11 @@ void refuse_source(const pb::Source& source, const Roster& roster,
 // ranks ended: one that has not may be lost, and its part with it.
 bool holders_answered(const ClusterView& view);
 
-// Whether the placement has a host on which no rank of the newest generation
-// was. A checkpoint that did not load before may load there.
-bool tries_another_host(const planner::Placement& placement,
-                        const ClusterView& view);
+// Whether checkpoints did not load and the placement has a host on which no
+// rank of the newest generation was. They may be sound, and the others bad, so
+// they are not refused any more.
+bool try_elsewhere(const planner::Placement& placement, const ClusterView& view,
+                   pb::Durable* durable);
 
 // `worker` was found dead. If it held a part of that source, this explains why
 // the source did not load, and others may have what is needed. Returns whether

@@ -5,6 +5,9 @@
 #include <iterator>
 #include <utility>
 
+#include "coordinator/core/durable.h"
+#include "coordinator/core/job_shape.h"
+
 namespace remesh::core {
 namespace {
 
@@ -38,10 +41,20 @@ void StepTimes::keep(double seconds, std::deque<double>* in) {
 }
 
 void StepTimes::begin(const geometry::Layout& layout,
-                      std::set<std::string> hosts) {
+                      std::set<std::string> hosts, int64_t lost_steps) {
   at_ = Mesh{{.layout = layout, .hosts = std::move(hosts)}};
   steps_.clear();
   skip_ = kFirstSteps;
+  lost_steps_ = lost_steps;
+}
+
+void StepTimes::adopt(const pb::Durable& d,
+                      const std::vector<pb::StepMetrics>& recent,
+                      int64_t now_ms) {
+  begin(layout_of(d.assignment().mesh()), hosts_with_ranks(d));
+  for (const pb::StepMetrics& m : recent)
+    if (m.generation() == d.generation()) add_step(m.step_s(), now_ms);
+  if (d.phase() == pb::Durable::ABORTING) interrupt(now_ms);
 }
 
 void StepTimes::add_step(double seconds, int64_t now_ms) {

@@ -1,8 +1,7 @@
 // StepTimes: how long steps, changes of mesh and the time between failures were
 // in this run: what a better mesh is weighed by (mesh_policy.h).
 //
-// A value without I/O, in memory: a restarted coordinator begins with the last
-// steps of the generation that it adopts.
+// A value without I/O, in memory: a restarted coordinator begins with adopt().
 #pragma once
 
 #include <cstddef>
@@ -15,6 +14,7 @@
 #include <vector>
 
 #include "parallel/planner/placement.h"
+#include "proto/control.pb.h"
 
 namespace remesh::core {
 
@@ -22,8 +22,13 @@ class StepTimes {
  public:
   explicit StepTimes(int64_t now_ms = 0) : began_ms_(now_ms) {}
 
-  // Steps that follow are made on that mesh, on these hosts.
-  void begin(const geometry::Layout& layout, std::set<std::string> hosts);
+  // Steps that follow are made on that mesh, on these hosts; lost_steps of them
+  // are finished steps that are made again.
+  void begin(const geometry::Layout& layout, std::set<std::string> hosts,
+             int64_t lost_steps = 0);
+  // Begins with the newest steps of a generation of an earlier life.
+  void adopt(const pb::Durable& durable,
+             const std::vector<pb::StepMetrics>& recent, int64_t now_ms);
   void add_step(double seconds, int64_t now_ms);
   // Bandwidth between its hosts, as its ranks measured it; 0 is ignored. What
   // was measured between others over an hour before is forgotten.
@@ -36,8 +41,6 @@ class StepTimes {
     if (interrupted_ms_ < 0) interrupted_ms_ = now_ms;
   }
   void call_off() { interrupted_ms_ = -1; }  // the generation goes on
-  // Finished steps that are made again after it.
-  void lose(int64_t steps) { lost_steps_ = steps; }
   // REQUIRES: training is interrupted.
   double interrupted_s(int64_t now_ms) const {
     return static_cast<double>(now_ms - interrupted_ms_) / 1000;

@@ -99,7 +99,7 @@ TEST(StepTimes, PausesAndFailures) {
   for (const int64_t s : {2, 100, 3}) {
     t.interrupt(1000);
     t.interrupt(1001);
-    t.lose(s);
+    t.begin({}, {}, s);
     const auto pause = t.resume(1000 + s * 1000);
     ASSERT_TRUE(pause);
     EXPECT_EQ(pause->seconds, double(s));
