@@ -139,9 +139,11 @@ pb::Reply reply_to(const pb::Command& command, const Status& done,
 
 Event release_unfit_pin(const ClusterView& view, const MeshPolicy& policy,
                         pb::Durable* durable) {
-  if (durable->phase() != pb::Durable::RUNNING || !policy.pin_is_unfit(view))
-    return std::nullopt;
   const auto pin = pinned_layout(durable->mesh_request());
+  if (durable->phase() != pb::Durable::RUNNING || !pin ||
+      layout_of(durable->assignment().mesh()) == *pin ||
+      policy.place(view, *pin).ok())
+    return std::nullopt;
   durable->mutable_mesh_request()->clear_pinned();
   durable->mutable_mesh_request()->clear_changed();
   return pin_released_event(*pin);
@@ -151,13 +153,6 @@ pb::EventRecord release_scale(const std::string& why, pb::Durable* durable) {
   durable->mutable_mesh_request()->clear_scale();
   return event(events::kScaleReleased,
                {.detail = fmt::format("using all slots again: {}", why)});
-}
-
-bool settle_request(const ClusterView& view, const MeshPolicy& policy,
-                    pb::Durable* durable) {
-  if (!durable->mesh_request().changed()) return false;
-  policy.note_change(view, durable->mutable_mesh_request());
-  return !durable->mesh_request().changed();
 }
 
 }  // namespace remesh::core

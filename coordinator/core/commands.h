@@ -42,9 +42,5 @@ std::optional<pb::EventRecord> release_unfit_pin(const ClusterView& view,
 // The scale admitted the layout that was pinned, and admits none of the job's
 // own, which `why` says.
 pb::EventRecord release_scale(const std::string& why, pb::Durable* durable);
-// Workers may have left meanwhile, so that what was asked for is there. Returns
-// whether this changed the request.
-bool settle_request(const ClusterView& view, const MeshPolicy& policy,
-                    pb::Durable* durable);
 
 }  // namespace remesh::core

@@ -180,10 +180,7 @@ void Coordinator::handle(const FenceReceived& e) {
 }
 
 void Coordinator::handle(const PeerLost& e) {
-  if (e.barred.empty())
-    roster_.on_disconnect(e.worker, now_ms_);
-  else
-    roster_.bar(e.worker, e.barred);
+  roster_.on_disconnect(e.worker, now_ms_, e.barred);
 }
 
 void Coordinator::handle(const CommandReceived& e) {
@@ -258,11 +255,7 @@ void Coordinator::reconcile_waiting() {
       !retention_.must_save_before_stop(view(), policy_))
     return terminate(pb::Durable::STOPPED, "stopped by request");
   const Gathering::Next next =
-      gathering_.next({.view = view(),
-                       .policy = policy_,
-                       .retention = retention_,
-                       .recovery = recovery_,
-                       .job_finished = job_finished()});
+      gathering_.next(view(), policy_, retention_, recovery_, job_finished());
   wait_for(events::kWaiting, next.waits_for);
   if (next.scan) act(ScanCheckpoints{durable_.saved_step()});
   if (!next.impossible) return;
@@ -303,7 +296,10 @@ void Coordinator::reconcile_live() {
       finish(*change);
     if (!change && now_ms_ >= no_change_before_ms_) {
       put_off_.clear();
-      if (settle_request(view(), policy_, &durable_)) persist();
+      // Workers may have left meanwhile, so that what was asked for is there.
+      if (durable_.mesh_request().changed() &&
+          policy_.note_change(view(), durable_.mutable_mesh_request()))
+        persist();
     }
     return;
   }

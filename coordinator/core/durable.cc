@@ -122,6 +122,12 @@ bool finish_drain(const std::string& worker, uint64_t incarnation,
   return finished;
 }
 
+bool is_in_memory_of(const pb::Source& source, const std::string& worker) {
+  const auto& states = source.states();
+  return std::any_of(states.begin(), states.end(),
+                     [&](const auto& h) { return h.worker() == worker; });
+}
+
 bool refuses(const pb::Refusals& refusals, const std::string& checkpoint) {
   const auto& bad = refusals.checkpoints();
   return std::find(bad.begin(), bad.end(), checkpoint) != bad.end();

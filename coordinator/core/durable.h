@@ -58,6 +58,9 @@ bool drains(const pb::Durable& durable, const std::string& worker,
 bool finish_drain(const std::string& worker, uint64_t incarnation,
                   pb::Durable* durable);
 
+// Whether the source has a part in the worker's memory.
+bool is_in_memory_of(const pb::Source& source, const std::string& worker);
+
 // Whether this checkpoint failed to load before.
 bool refuses(const pb::Refusals& refusals, const std::string& checkpoint);
 

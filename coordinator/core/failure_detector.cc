@@ -133,10 +133,10 @@ std::optional<Failure> FailureDetector::find_lost_worker(
     const ClusterView& view) const {
   const pb::Durable& d = view.durable;
   for (const pb::Durable::Member& p : d.participants()) {
+    if (view.roster.considers_live(p.name(), p.incarnation()) ||
+        !has_ranks(d, p.name()))
+      continue;
     const Roster::Member* m = view.roster.find(p.name());
-    const bool alive =
-        m != nullptr && m->alive && m->report.incarnation() == p.incarnation();
-    if (alive || !has_ranks(d, p.name())) continue;
     // It only delayed the end.
     if (m != nullptr && m->given_up && d.phase() == pb::Durable::ABORTING)
       continue;

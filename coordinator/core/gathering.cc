@@ -28,15 +28,17 @@ void Gathering::end_generation(const FailureVerdict& v, int64_t now_ms) {
   if (v.backoff_ms > 0) not_before_ms_ = now_ms + v.backoff_ms;
 }
 
-Gathering::Next Gathering::next(const Inputs& in) {
-  const ClusterView& view = in.view;
+Gathering::Next Gathering::next(const ClusterView& view,
+                                const MeshPolicy& policy,
+                                const StateRetention& retention,
+                                const Recovery& recovery, bool job_finished) {
   if (scanning_) return {};
-  if (in.job_finished && !finish_checked_) {
+  if (job_finished && !finish_checked_) {
     // The job ends if the last step's state is saved, too.
     scanning_ = finish_checked_ = view.now_ms >= not_before_ms_;
     return {.scan = scanning_};
   }
-  const auto placed = in.policy.place(view);
+  const auto placed = policy.place(view);
   if (!placed.ok() && placed.status().code() == Code::kInvalidArgument)
     return {.impossible = placed.status().message()};
   if (!placed.ok()) {
@@ -45,15 +47,15 @@ Gathering::Next Gathering::next(const Inputs& in) {
     return {.waits_for = placed.status().message()};
   }
   if (view.now_ms < not_before_ms_) return {};
-  const std::set<std::string> missing = in.retention.missing_holders(view);
-  const bool keeps_state = in.retention.keeps_state();
+  const std::set<std::string> missing = retention.missing_holders(view);
+  const bool keeps_state = retention.keeps_state();
   const bool all_back = keeps_state &&
                         view.durable.assignment().ranks_size() > 0 &&
                         missing.empty();
-  if (waits_for_joins_ && !all_back && in.policy.awaits_joins(view)) return {};
+  if (waits_for_joins_ && !all_back && policy.awaits_joins(view)) return {};
   scanning_ = !keeps_state ||
               (view.roster.inventories_known(view.durable.generation()) &&
-               !in.recovery.waiting(view, missing));
+               !recovery.waiting(view, missing));
   return {.scan = scanning_};
 }
 

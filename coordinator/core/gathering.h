@@ -19,14 +19,6 @@ namespace remesh::core {
 
 class Gathering {
  public:
-  // Borrows its members.
-  struct Inputs {
-    ClusterView view;
-    const MeshPolicy& policy;
-    const StateRetention& retention;
-    const Recovery& recovery;
-    bool job_finished = false;  // all of its steps are
-  };
   struct Next {
     bool scan = false;
     // Why there is no mesh: yet, "" if that was said before; or however many
@@ -45,8 +37,11 @@ class Gathering {
   bool keeps_joining(int64_t now_ms) const;
   // No generation is planned before that time.
   void back_off(int64_t until_ms) { not_before_ms_ = until_ms; }
-  // What to do now while there is no generation.
-  Next next(const Inputs& in);
+  // What to do now while there is no generation. job_finished: all of its steps
+  // are.
+  Next next(const ClusterView& view, const MeshPolicy& policy,
+            const StateRetention& retention, const Recovery& recovery,
+            bool job_finished);
   // The scan that next() asked for is there; false if it did not.
   bool end_scan() { return std::exchange(scanning_, false); }
   // What the job waits for, for people, until a generation begins.

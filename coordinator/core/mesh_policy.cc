@@ -356,12 +356,6 @@ std::optional<MeshPolicy::MeshChange> MeshPolicy::change_for_search(
   return MeshChange{.why = search_text(d.host_faults().link_search())};
 }
 
-bool MeshPolicy::pin_is_unfit(const ClusterView& view) const {
-  const auto pin = pinned_layout(view.durable.mesh_request());
-  return pin && layout_of(view.durable.assignment().mesh()) != *pin &&
-         !place(view, *pin).ok();
-}
-
 // ---------------------------------------------------------------- commands
 
 Status MeshPolicy::check_layout(const ClusterView& view,
@@ -404,15 +398,17 @@ Result<bool> MeshPolicy::pin(const ClusterView& view, const std::string& text,
   return true;
 }
 
-void MeshPolicy::note_change(const ClusterView& view,
+bool MeshPolicy::note_change(const ClusterView& view,
                              pb::MeshRequest* request) const {
   const pb::Assignment& a = view.durable.assignment();
   const auto placed = place(view);
-  if (a.ranks_size() == 0 || !placed.ok()) return;
-  if (placed->layout != layout_of(a.mesh()))
-    request->set_changed(true);
-  else
+  if (a.ranks_size() == 0 || !placed.ok()) return !request->changed();
+  const bool here = placed->layout == layout_of(a.mesh());
+  if (here)
     request->clear_changed();
+  else
+    request->set_changed(true);
+  return here;
 }
 
 Result<bool> MeshPolicy::scale(const ClusterView& view, int64_t slots,

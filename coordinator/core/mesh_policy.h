@@ -85,8 +85,6 @@ class MeshPolicy {
   bool awaits_hardware(const ClusterView& view) const;
   // The same, or for others: somebody joined within elastic.join_window_ms.
   bool awaits_joins(const ClusterView& view) const;
-  // Whether the pinned layout is not running and does not fit any more.
-  bool pin_is_unfit(const ClusterView& view) const;
 
   // Commands: pin this layout ("auto": none) or use this number of slots (0:
   // all). Return whether that changes the request, which is the view's.
@@ -95,8 +93,8 @@ class MeshPolicy {
   Result<bool> scale(const ClusterView& view, int64_t slots,
                      pb::MeshRequest* request) const;
   // Notes in the request whether all that was asked for leads to another mesh
-  // than the present one.
-  void note_change(const ClusterView& view, pb::MeshRequest* request) const;
+  // than the present one. Returns whether it does not.
+  bool note_change(const ClusterView& view, pb::MeshRequest* request) const;
   // Whether a command may ask for this layout now.
   Status check_layout(const ClusterView& view,
                       const geometry::Layout& layout) const;

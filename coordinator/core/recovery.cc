@@ -151,13 +151,10 @@ bool try_elsewhere(const planner::Placement& placement, const ClusterView& view,
 
 bool forgive_source(const pb::Source& s, const std::string& worker,
                     pb::Refusals* refusals) {
-  const auto& states = s.states();
-  if (std::none_of(states.begin(), states.end(),
-                   [&](const auto& h) { return h.worker() == worker; }))
-    return false;
+  if (!is_in_memory_of(s, worker)) return false;
   auto* bad = refusals->mutable_states();
   const auto kept = std::remove_if(bad->begin(), bad->end(), [&](auto& b) {
-    return b.generation() == states[0].generation() && b.step() == s.step();
+    return b.generation() == s.states(0).generation() && b.step() == s.step();
   });
   if (kept == bad->end()) return false;
   bad->erase(kept, bad->end());

@@ -6,13 +6,29 @@
 #include <cmath>
 #include <utility>
 
-#include "coordinator/core/awaited.h"
 #include "coordinator/core/durable.h"
 #include "coordinator/core/job_shape.h"
 #include "proto/base/text.h"
 #include "proto/limits/plausible.h"
 
 namespace remesh::core {
+namespace {
+
+// It can be given no rank, so it has nothing to prepare.
+bool offers_nothing(const pb::Report& r) { return r.slots() < 1 && !r.busy(); }
+
+// Fenced, with no rank alive, and able to say what it holds.
+bool is_free(const pb::Report& r, const pb::Durable& d) {
+  return r.generation() == d.generation() && !r.busy() &&
+         (d.state_job() == 0 || r.has_inventory());
+}
+
+bool all_exited(const pb::Report& r) {
+  return std::all_of(r.ranks().begin(), r.ranks().end(),
+                     [](const auto& s) { return s.exited(); });
+}
+
+}  // namespace
 
 bool Roster::Member::inventory_known(int64_t generation) const {
   return reported && report.has_inventory() && !report.busy() &&
@@ -24,6 +40,44 @@ bool Roster::Member::inventory_known(int64_t generation) const {
 bool Roster::Member::quiesced(int64_t generation) const {
   return reported && report.generation() == generation &&
          report.state() == pb::Report::QUIESCED;
+}
+
+std::string Roster::Member::awaited(const pb::Durable& d,
+                                    const std::string& name) const {
+  const pb::Report& r = report;
+  const bool fenced = r.generation() == d.generation();
+  if (!reported || offers_nothing(r)) return "";
+  const auto part = [&] { return participates(d, name, r.incarnation()); };
+  switch (d.phase()) {
+    case pb::Durable::WAITING:
+      if (d.state_job() == 0 || sent_away || inventory_known(d.generation()))
+        return "";
+      return r.busy() ? "end its ranks" : "list its states";
+    case pb::Durable::PREPARING: {
+      // A worker that returns from silence may still have ranks of an older
+      // generation, or start them on a directive in flight, until it is fenced.
+      const bool quiet = part() ? fenced && r.state() == pb::Report::PREPARED
+                                : fenced && !r.busy();
+      if (!quiet) return r.busy() ? "end its older ranks" : "prepare";
+      const bool unlisted =
+          !r.has_inventory() && is_in_memory_of(d.assignment().source(), name);
+      return unlisted ? "list its states" : "";
+    }
+    case pb::Durable::RUNNING:
+      if ((!fenced || r.state() == pb::Report::PREPARED) && part())
+        return "start";
+      [[fallthrough]];
+    case pb::Durable::FINISHING:
+      if (fenced && r.ranks_size() > 0 && all_exited(r) &&
+          !quiesced(d.generation()) && part())
+        return "clean up after its ranks";
+      return "";
+    case pb::Durable::ABORTING:
+      if (quiesced(d.generation()) || !part() || !has_ranks(d, name)) return "";
+      return "end its ranks";
+    default:
+      return "";
+  }
 }
 
 // ----------------------------------------------------------------- changes
@@ -188,15 +242,14 @@ std::string Roster::refusal(const pb::Report& r, int64_t now_ms) const {
   }
 }
 
-void Roster::on_disconnect(const std::string& worker, int64_t now_ms) {
+void Roster::on_disconnect(const std::string& worker, int64_t now_ms,
+                           const std::string& barred) {
   const auto it = members_.find(worker);
-  if (it != members_.end() && it->second.alive)
+  if (it == members_.end() || !it->second.alive) return;
+  if (barred.empty())
     it->second.disconnected_ms = it->second.closed_at_ms = now_ms;
-}
-
-void Roster::bar(const std::string& worker, const std::string& why) {
-  const auto it = members_.find(worker);
-  if (it != members_.end() && it->second.alive) it->second.barred = why;
+  else
+    it->second.barred = barred;
 }
 
 void Roster::on_own_absence(int64_t gap_ms) {
@@ -310,7 +363,7 @@ bool Roster::all_started(const pb::Durable& durable) const {
 bool Roster::all_prepared(const pb::Durable& durable) const {
   return std::all_of(members_.begin(), members_.end(), [&](const auto& m) {
     return !m.second.alive ||
-           (m.second.reported && awaited(durable, m.first, m.second).empty());
+           (m.second.reported && m.second.awaited(durable, m.first).empty());
   });
 }
 
@@ -345,7 +398,7 @@ std::string Roster::awaited_text(const pb::Durable& durable,
     if (m.alive && m.awaited_since_ms >= 0 &&
         now_ms - m.awaited_since_ms >= kSomeTimeMs)
       all.push_back(fmt::format("{} on {} to {}", name, m.report.host(),
-                                awaited(durable, name, m)));
+                                m.awaited(durable, name)));
   return all.empty() ? "" : "waiting for " + join(all);
 }
 

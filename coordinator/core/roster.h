@@ -87,6 +87,10 @@ class Roster {
     bool inventory_known(int64_t generation) const;
     // All its ranks of `generation` are dead.
     bool quiesced(int64_t generation) const;
+    // What the phase waits for the live member of that name to do: "end its
+    // ranks"; "" if nothing.
+    std::string awaited(const pb::Durable& durable,
+                        const std::string& name) const;
   };
   using Members = std::map<std::string, Member>;
 
@@ -127,9 +131,10 @@ class Roster {
   std::optional<Changes> on_report(const pb::Report& report,
                                    const pb::Durable& durable,
                                    int64_t silent_ms, int64_t now_ms);
-  void on_disconnect(const std::string& worker, int64_t now_ms);
-  // The worker will not be heard again: expire() declares it dead at once.
-  void bar(const std::string& worker, const std::string& why);
+  // barred: why the worker will not be heard again, so that expire() declares
+  // it dead at once; "": it may be.
+  void on_disconnect(const std::string& worker, int64_t now_ms,
+                     const std::string& barred = "");
   // The coordinator itself did not run for gap_ms, so nobody was silent.
   void on_own_absence(int64_t gap_ms);
   // Nobody could be told what the phase waits for.

@@ -7,7 +7,6 @@
 #include <string_view>
 #include <utility>
 
-#include "coordinator/core/awaited.h"
 #include "coordinator/core/durable.h"
 #include "coordinator/core/roster.h"
 
@@ -117,7 +116,7 @@ std::string Roster::death_of(const Member& m, int64_t dead_after_ms,
 // to its last report: silence is judged by dead_after_ms alone.
 void Roster::watch_wait(const pb::Durable& durable, const std::string& name,
                         int64_t now_ms, Member* m) const {
-  const std::string what = awaited(durable, name, *m);
+  const std::string what = m->awaited(durable, name);
   if (what.empty()) {
     m->awaited_since_ms = -1;
   } else if (m->awaited_since_ms < 0) {

@@ -66,9 +66,7 @@ bool StateRetention::needs_memory_of(const ClusterView& view,
   // others restored, its state is one. A newer state becomes complete if those
   // who have the rest of it return before this generation has made a step. What
   // a worker holds may not be known yet.
-  return !m.report.has_inventory() ||
-         std::any_of(source.states().begin(), source.states().end(),
-                     [&](const auto& h) { return h.worker() == worker; }) ||
+  return !m.report.has_inventory() || is_in_memory_of(source, worker) ||
          std::any_of(held.begin(), held.end(), [&](const auto& h) {
            return h.step() > source.step() ||
                   (from_memory && h.step() == source.step());

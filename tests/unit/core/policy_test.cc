@@ -445,7 +445,8 @@ TEST(Recovery, WaitsForTheAnswerOfEveryHolderBeforeASourceIsRefused) {
   EXPECT_TRUE(holders_answered(f.view()));
   f.roster.begin_phase();
   EXPECT_FALSE(holders_answered(f.view()));
-  for (const char* holder : {"a", "b"}) f.roster.bar(holder, "revoked");
+  for (const char* holder : {"a", "b"})
+    f.roster.on_disconnect(holder, 0, "revoked");
   f.roster.expire(f.durable, 10, 1000);
   EXPECT_TRUE(holders_answered(f.view())) << "nobody will answer";
 }

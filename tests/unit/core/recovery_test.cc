@@ -151,7 +151,7 @@ TEST_F(MemoryRecovery, OtherLossesDoNotProlongTheWait) {
   ASSERT_EQ(decide({"b"}).kind, Kind::kWait);
   const int64_t until_ms = small_job().elastic().rejoin_wait_ms();
   roster_.on_report(report("c", ++seq_), durable_, kSilentMs, until_ms - 1);
-  roster_.bar("c", "revoked");
+  roster_.on_disconnect("c", 0, "revoked");
   roster_.expire(durable_, /*dead_after_ms=*/60'000, until_ms - 1);
   ASSERT_EQ(roster_.last_loss_ms(), until_ms - 1);
   EXPECT_FALSE(recovery_.waiting(view(until_ms + 1), {"b"}));
