@@ -1,13 +1,8 @@
 #include "coordinator/core/checkpoint_watch.h"
 
-#include <fmt/format.h>
-
 #include <algorithm>
 #include <cctype>
 #include <utility>
-
-#include "coordinator/core/failure_budget.h"
-#include "proto/base/text.h"
 
 namespace remesh::core {
 namespace {
@@ -53,14 +48,6 @@ void CheckpointWatch::go_back(int64_t step,
   newest_step_ = std::min(newest_step_, newest);
 }
 
-std::vector<std::string> CheckpointWatch::new_damage(
-    const std::vector<std::string>& damaged) {
-  std::vector<std::string> out;
-  for (const std::string& d : damaged)
-    if (damaged_.insert(d).second) out.push_back(d);
-  return out;
-}
-
 std::vector<CheckpointWatch::Result> CheckpointWatch::observe(
     const Roster& roster, int64_t generation, int64_t committed) {
   std::vector<Result> out;
@@ -88,14 +75,6 @@ std::vector<CheckpointWatch::Result> CheckpointWatch::observe(
     }
   }
   return out;
-}
-
-CheckpointWatch::Wait CheckpointWatch::wait_for_room(int64_t step,
-                                                     const std::string& fault) {
-  const int64_t ms = wait_for_room_ms(++failed_ends_);
-  return {ms, fmt::format("step {} is not saved: {}; trying again in {}", step,
-                          last_error_.empty() ? fault : last_error_,
-                          format_duration(static_cast<double>(ms) / 1000))};
 }
 
 void CheckpointWatch::expect_stop(const Roster& roster, pb::Finish* finish) {

@@ -1,7 +1,6 @@
-// CheckpointWatch: what the ranks' reports and scans say about checkpoints:
-// which one is the newest, which saves failed, which ranks declined to stop
-// because they could not save, and which checkpoints are damaged. A value
-// without I/O.
+// CheckpointWatch: what the ranks' reports say about saving: which checkpoint
+// is the newest, which saves failed, and which ranks declined to stop because
+// they could not save. A value without I/O.
 #pragma once
 
 #include <algorithm>
@@ -43,17 +42,9 @@ class CheckpointWatch {
   // job may save these steps again.
   void go_back(int64_t step, const std::vector<CheckpointInfo>& valid,
                pb::Durable* durable);
-  // Those of the damaged checkpoints, with what is wrong, that are new.
-  std::vector<std::string> new_damage(const std::vector<std::string>& damaged);
   const std::string& last_error() const { return last_error_; }
-  struct Wait {
-    int64_t ms = 0;
-    std::string what;  // for people
-  };
-  // The ranks ended because they could not save that step. `fault` is why, if
-  // they have not said more. Returns for how long to wait, longer from time to
-  // time until a save succeeds.
-  Wait wait_for_room(int64_t step, const std::string& fault);
+  // The ranks ended because they could not save. Returns how often in a row.
+  int64_t count_failed_end() { return ++failed_ends_; }
 
   // Stops that were declined so far do not count; call it before asking for
   // one. `finish` keeps them for a later life of the coordinator, which calls
@@ -70,7 +61,6 @@ class CheckpointWatch {
   int64_t newest_step_ = -1;
   std::string last_error_;
   int64_t failed_ends_ = 0;  // since the newest save
-  std::set<std::string> damaged_;
   // By rank: ranks fail with different errors and repeat them in every report.
   std::map<int, std::string> errors_;
   std::set<std::string> told_;       // causes since the newest save

@@ -43,7 +43,6 @@ Coordinator::Coordinator(Options options)
 // ------------------------------------------------------------------- start
 
 std::vector<Action> Coordinator::start(int64_t now_ms) {
-  actions_.clear();
   now_ms_ = started_ms_ = phase_since_ms_ = now_ms;
   times_ = StepTimes(now_ms);
   roster_ = Roster(now_ms);
@@ -78,7 +77,7 @@ std::vector<Action> Coordinator::start(int64_t now_ms) {
        start_events(options_, durable_, roster_.members().size()))
     emit(std::move(e));
   reconcile();
-  return std::move(actions_);
+  return std::exchange(actions_, {});
 }
 
 // ------------------------------------------------------------------ inputs
@@ -87,23 +86,21 @@ std::vector<Action> Coordinator::on(const Input& input, int64_t now_ms) {
   actions_ = settle(now_ms);
   hear(input, now_ms);
   reconcile();
-  return std::move(actions_);
+  return std::exchange(actions_, {});
 }
 
 std::vector<Action> Coordinator::take(const Input& input, int64_t now_ms) {
-  actions_.clear();
   hear(input, now_ms);
   unsettled_ = true;
-  return std::move(actions_);
+  return std::exchange(actions_, {});
 }
 
 std::vector<Action> Coordinator::settle(int64_t now_ms) {
-  actions_.clear();
   if (std::exchange(unsettled_, false) && !exited_) {
     advance_to(now_ms);
     reconcile();
   }
-  return std::move(actions_);
+  return std::exchange(actions_, {});
 }
 
 void Coordinator::hear(const Input& input, int64_t now_ms) {
@@ -312,11 +309,7 @@ void Coordinator::reconcile_live() {
     durable_.mutable_finish()->set_save(true);
     persist();
   }
-  note_declined_stops();
-}
-
-// Ranks that could not save continue, unless they must stop.
-void Coordinator::note_declined_stops() {
+  // Ranks that could not save continue, unless they must stop.
   if (!checkpoints_.stop_declined(view()) || durable_.finish().must_stop())
     return;
   no_change_before_ms_ = now_ms_ + kDeclinedStopMs;

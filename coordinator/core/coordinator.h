@@ -51,6 +51,7 @@
 #include <cstdint>
 #include <functional>
 #include <optional>
+#include <set>
 #include <string>
 #include <utility>
 #include <vector>
@@ -121,7 +122,6 @@ class Coordinator {
   void reconcile_preparing();
   void reconcile_live();  // RUNNING and FINISHING
   void reconcile_ended();
-  void note_declined_stops();
   void decline_stop(const std::string& why);
 
   // Starting a generation (generation.cc).
@@ -224,6 +224,7 @@ class Coordinator {
   int64_t phase_since_ms_ = 0;  // less what does not count
   // Why a change of mesh was put off; "": none is.
   std::string put_off_;
+  std::set<std::string> reported_damaged_;  // checkpoints, with what is wrong
   int64_t no_change_before_ms_ = 0;  // optional stops are off: saving fails
   bool unsettled_ = false;  // inputs were taken since the last reconcile()
   bool exited_ = false;

@@ -31,9 +31,12 @@ bool Cordoning::others_remain(const std::vector<std::string>& failed,
   if (in_.view.roster.others_may_return(in_.elastic.rejoin_wait_ms(),
                                         in_.view.now_ms))
     return true;
-  const std::set<std::string> present = hosts_present(in_.view.roster);
-  return std::any_of(present.begin(), present.end(), [&](const auto& host) {
-    return !failed_alike(*in_.faults, host, fault) &&
+  const auto& members = in_.view.roster.members();
+  return std::any_of(members.begin(), members.end(), [&](const auto& named) {
+    const Roster::Member& m = named.second;
+    const std::string& host = m.report.host();
+    return m.alive && m.reported && !m.leaving() && m.report.slots() > 0 &&
+           !failed_alike(*in_.faults, host, fault) &&
            std::find(failed.begin(), failed.end(), host) == failed.end();
   });
 }
@@ -48,8 +51,7 @@ bool Cordoning::possible_without(const std::vector<std::string>& hosts) const {
   return in_.policy
       .place(ClusterView{.roster = in_.view.roster,
                          .durable = without,
-                         .now_ms = in_.view.now_ms,
-                         .phase_since_ms = in_.view.phase_since_ms})
+                         .now_ms = in_.view.now_ms})
       .ok();
 }
 

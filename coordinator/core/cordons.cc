@@ -115,14 +115,6 @@ Blame blame_for(const Failure& f, const ClusterView& view,
   return {};
 }
 
-std::set<std::string> hosts_present(const Roster& roster) {
-  std::set<std::string> out;
-  for (const auto& [name, m] : roster.members())
-    if (m.alive && m.reported && !m.leaving() && m.report.slots() > 0)
-      out.insert(m.report.host());
-  return out;
-}
-
 std::set<std::string> hosts_failed_alike(const pb::HostFaults& faults,
                                          const Failure& f) {
   std::set<std::string> out;

@@ -40,9 +40,6 @@ inline constexpr int64_t kAtFault = 3;
 Blame blame_for(const Failure& failure, const ClusterView& view,
                 const pb::Elastic& elastic, bool others_can_run);
 
-// Hosts with workers that could have ranks, cordoned or not.
-std::set<std::string> hosts_present(const Roster& roster);
-
 // Hosts that failed like this since the last step of a mesh with them.
 std::set<std::string> hosts_failed_alike(const pb::HostFaults& faults,
                                          const Failure& failure);

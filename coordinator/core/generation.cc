@@ -1,22 +1,23 @@
 // How the coordinator starts and ends generations, and the job; and what it
 // does when members change, steps are finished and hosts cordoned.
+#include <fmt/format.h>
+
 #include <algorithm>
 #include <utility>
 
 #include "coordinator/core/coordinator.h"
 #include "coordinator/core/durable.h"
+#include "proto/base/text.h"
 
 namespace remesh::core {
-
-// How often it is checked whether the states fit when they did not.
-constexpr int64_t kLookForRoomMs = 1000;
 
 // ------------------------------------------------------------------- start
 
 void Coordinator::plan(const CheckpointsScanned& scan) {
   ledger_.prove(scan.valid);
-  for (const std::string& damaged : checkpoints_.new_damage(scan.invalid))
-    emit(events::kCheckpointDamaged, {.cause = damaged});
+  for (const std::string& damaged : scan.invalid)
+    if (reported_damaged_.insert(damaged).second)
+      emit(events::kCheckpointDamaged, {.cause = damaged});
   const ClusterView now = view();
   const Recovery::Inputs in{.view = now,
                             .ledger = ledger_,
@@ -66,7 +67,8 @@ bool Coordinator::cordon_short(const Plan& plan) {
 
 void Coordinator::wait_for_room(const Plan& plan) {
   if (cordon_short(plan)) return;
-  gathering_.back_off(now_ms_ + kLookForRoomMs);
+  constexpr int64_t kLookAgainMs = 1000;
+  gathering_.back_off(now_ms_ + kLookAgainMs);
   const std::string text = to_text(plan.short_of);
   if (durable_.stop_requested()) {
     decline_stop(text);
@@ -261,10 +263,13 @@ void Coordinator::end_generation() {
 void Coordinator::wait_to_save() {
   const std::string why = failure_of(durable_.cause()).text();
   if (durable_.stop_requested() && !durable_.stop_discards()) decline_stop(why);
-  const CheckpointWatch::Wait wait =
-      checkpoints_.wait_for_room(ledger_.last_finished(), why);
-  gathering_.back_off(now_ms_ + wait.ms);
-  wait_for(events::kWaitingForRoom, wait.what);
+  const int64_t wait_ms = wait_for_room_ms(checkpoints_.count_failed_end());
+  gathering_.back_off(now_ms_ + wait_ms);
+  const std::string& error = checkpoints_.last_error();
+  wait_for(events::kWaitingForRoom,
+           fmt::format("step {} is not saved: {}; trying again in {}",
+                       ledger_.last_finished(), error.empty() ? why : error,
+                       format_duration(static_cast<double>(wait_ms) / 1000)));
 }
 
 // The job was given fewer steps than it has made.

@@ -182,7 +182,6 @@ bool MeshPolicy::stays_on(const ClusterView& view,
   const auto next = place(ClusterView{.roster = view.roster,
                                       .durable = after,
                                       .now_ms = view.now_ms,
-                                      .phase_since_ms = view.phase_since_ms,
                                       .times = view.times});
   return next.ok() && next->layout == placement.layout &&
          std::equal(next->ranks.begin(), next->ranks.end(),

@@ -64,6 +64,29 @@ std::string damage_text(const Recovery::Inputs& in) {
   return out;
 }
 
+bool holds(const Roster::Member& m, const pb::StateHolding& wanted) {
+  const auto& held = m.report.holdings();
+  return std::any_of(held.begin(), held.end(), [&](const auto& h) {
+    return h.generation() == wanted.generation() && h.step() == wanted.step() &&
+           h.rank() == wanted.rank();
+  });
+}
+
+// The hosts with workers of that build; cordoned ones are first or last.
+std::vector<std::string> hosts_of_build(const ClusterView& view,
+                                        const std::string& build,
+                                        bool cordoned_first) {
+  std::set<std::string> all;
+  for (const auto& [name, m] : view.roster.members())
+    if (m.alive && !m.sent_away && m.report.build() == build)
+      all.insert(m.report.host());
+  std::vector<std::string> out(all.begin(), all.end());
+  std::stable_partition(out.begin(), out.end(), [&](const std::string& host) {
+    return is_cordoned(view.durable.host_faults(), host) == cordoned_first;
+  });
+  return out;
+}
+
 }  // namespace
 
 int64_t newest_generation(const CheckpointsScanned& scan, int64_t journaled) {
@@ -88,18 +111,6 @@ std::string source_text(const pb::Source& s) {
 }
 
 // --------------------------------------------------------- a source's fate
-
-namespace {
-
-bool holds(const Roster::Member& m, const pb::StateHolding& wanted) {
-  const auto& held = m.report.holdings();
-  return std::any_of(held.begin(), held.end(), [&](const auto& h) {
-    return h.generation() == wanted.generation() && h.step() == wanted.step() &&
-           h.rank() == wanted.rank();
-  });
-}
-
-}  // namespace
 
 bool source_is_there(const Roster& roster, const pb::Source& source) {
   const auto& states = source.states();
@@ -400,25 +411,6 @@ bool Recovery::waiting(const ClusterView& view,
 }
 
 // ------------------------------------------------------------------ rescue
-
-namespace {
-
-// The hosts with workers of that build; cordoned ones are first or last.
-std::vector<std::string> hosts_of_build(const ClusterView& view,
-                                        const std::string& build,
-                                        bool cordoned_first) {
-  std::set<std::string> all;
-  for (const auto& [name, m] : view.roster.members())
-    if (m.alive && !m.sent_away && m.report.build() == build)
-      all.insert(m.report.host());
-  std::vector<std::string> out(all.begin(), all.end());
-  std::stable_partition(out.begin(), out.end(), [&](const std::string& host) {
-    return is_cordoned(view.durable.host_faults(), host) == cordoned_first;
-  });
-  return out;
-}
-
-}  // namespace
 
 // The fewest hosts with workers of that build that together hold the state of
 // that step; cordoned ones only if the others do not hold it.

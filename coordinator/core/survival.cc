@@ -19,6 +19,22 @@ std::vector<int> groups_of(const pb::Assignment& a) {
   return out;
 }
 
+// By replica group, the hosts that have its state when the ranks have stopped
+// and made their replicas.
+std::map<int, std::set<std::string>> hosts_of_states(const pb::Assignment& a) {
+  const std::vector<memory::RankHost> places = memory::places_of(a);
+  const std::vector<int> groups = groups_of(a);
+  const memory::ReplicaPlacement replicas = replicas_of(a);
+  std::map<int, std::set<std::string>> out;
+  for (size_t r = 0; r < places.size(); ++r) {
+    std::set<std::string>& hosts = out[groups[r]];
+    hosts.insert(places[r].host);
+    for (const int holder : replicas.holders[r])
+      hosts.insert(places[static_cast<size_t>(holder)].host);
+  }
+  return out;
+}
+
 }  // namespace
 
 geometry::Sharding sharding_of(const pb::Assignment& a) {
@@ -50,26 +66,6 @@ bool makes_replicas(const pb::Assignment& a) {
     if (!holders.empty()) return true;
   return false;
 }
-
-namespace {
-
-// By replica group, the hosts that have its state when the ranks have stopped
-// and made their replicas.
-std::map<int, std::set<std::string>> hosts_of_states(const pb::Assignment& a) {
-  const std::vector<memory::RankHost> places = memory::places_of(a);
-  const std::vector<int> groups = groups_of(a);
-  const memory::ReplicaPlacement replicas = replicas_of(a);
-  std::map<int, std::set<std::string>> out;
-  for (size_t r = 0; r < places.size(); ++r) {
-    std::set<std::string>& hosts = out[groups[r]];
-    hosts.insert(places[r].host);
-    for (const int holder : replicas.holders[r])
-      hosts.insert(places[static_cast<size_t>(holder)].host);
-  }
-  return out;
-}
-
-}  // namespace
 
 bool survives_on(const pb::Assignment& a, const std::set<std::string>& hosts) {
   const auto states = hosts_of_states(a);
