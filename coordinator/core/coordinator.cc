@@ -14,17 +14,13 @@ namespace {
 
 constexpr int64_t kGoodbyeMs = 3000;    // for workers to receive SHUTDOWN
 constexpr int64_t kOwnAbsenceMs = 300;  // several missed ticks
+// After a stop was declined or put off, until the next optional one.
+constexpr int64_t kDeclinedStopMs = 30'000;
 constexpr char kDiscarded[] = "stopped without saving";
 
 bool is_question(const Input& input) {
   const auto* c = std::get_if<CommandReceived>(&input);
   return c != nullptr && c->command.kind() == pb::Command::STATUS;
-}
-
-std::optional<geometry::ParamTable> table_of(
-    const std::optional<planner::JobShape>& shape, const pb::Job& job) {
-  if (!shape || !job.elastic().keep_state()) return std::nullopt;
-  return geometry::ParamTable::make(shape->model);
 }
 
 }  // namespace
@@ -37,7 +33,10 @@ Coordinator::Coordinator(Options options)
       gathering_(options_.job.elastic().join_window_ms()),
       detector_(options_.job.elastic()),
       policy_(options_.job, shape_, options_.core),
-      recovery_(options_.job, table_of(shape_, options_.job)),
+      recovery_(options_.job,
+                keeps_state_
+                    ? std::optional(geometry::ParamTable::make(shape_->model))
+                    : std::nullopt),
       retention_(options_.job.elastic(), keeps_state_) {}
 
 // ------------------------------------------------------------------- start
@@ -321,6 +320,20 @@ void Coordinator::reconcile_live() {
           .detail = durable_.finish().reason()});
   times_.call_off();
   set_phase(pb::Durable::RUNNING);
+}
+
+// Training continues rather than stop for a mesh whose states do not fit. Hosts
+// that are short, and that the running mesh does without, are cordoned.
+bool Coordinator::put_off_for_room(const MeshPolicy::MeshChange& change) {
+  if (change.must || durable_.stop_requested()) return false;
+  const Plan next = plan_of_change(plan_inputs());
+  if (next.short_of.empty()) return false;
+  if (cordon_short(next)) return true;
+  no_change_before_ms_ = now_ms_ + kDeclinedStopMs;
+  const std::string text = to_text(next.short_of);
+  if (std::exchange(put_off_, text) != text)
+    emit(events::kChangePutOff, {.cause = text, .detail = change.why});
+  return true;
 }
 
 // The job continues. Whoever asked can make room and ask again.

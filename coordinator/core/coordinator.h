@@ -82,9 +82,6 @@
 
 namespace remesh::core {
 
-// After a stop was declined or put off, until the next optional one.
-inline constexpr int64_t kDeclinedStopMs = 30'000;
-
 class Coordinator {
  public:
   explicit Coordinator(Options options);
@@ -122,6 +119,7 @@ class Coordinator {
   void reconcile_preparing();
   void reconcile_live();  // RUNNING and FINISHING
   void reconcile_ended();
+  bool put_off_for_room(const MeshPolicy::MeshChange& change);
   void decline_stop(const std::string& why);
 
   // Starting a generation (generation.cc).
@@ -129,7 +127,6 @@ class Coordinator {
   void restore_steps(int64_t generation, int64_t step, int64_t next);
   bool cordon_short(const Plan& plan);
   void wait_for_room(const Plan& plan);
-  bool put_off_for_room(const MeshPolicy::MeshChange& change);
   void begin_generation(const Recovery::Decision& decision, Plan plan,
                         const std::vector<CheckpointInfo>& checkpoints);
   void wait_for(const events::EventKind& kind, const std::string& what);

@@ -77,20 +77,6 @@ void Coordinator::wait_for_room(const Plan& plan) {
   if (text != gathering_.waiting_for()) wait_for(events::kWaitingForRoom, text);
 }
 
-// Training continues rather than stop for a mesh whose states do not fit. Hosts
-// that are short, and that the running mesh does without, are cordoned.
-bool Coordinator::put_off_for_room(const MeshPolicy::MeshChange& change) {
-  if (change.must || durable_.stop_requested()) return false;
-  const Plan next = plan_of_change(plan_inputs());
-  if (next.short_of.empty()) return false;
-  if (cordon_short(next)) return true;
-  no_change_before_ms_ = now_ms_ + kDeclinedStopMs;
-  const std::string text = to_text(next.short_of);
-  if (std::exchange(put_off_, text) != text)
-    emit(events::kChangePutOff, {.cause = text, .detail = change.why});
-  return true;
-}
-
 void Coordinator::begin_generation(
     const Recovery::Decision& decision, Plan plan,
     const std::vector<CheckpointInfo>& checkpoints) {
