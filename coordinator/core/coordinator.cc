@@ -47,9 +47,7 @@ std::vector<Action> Coordinator::start(int64_t now_ms) {
   roster_ = Roster(now_ms);
   ledger_ = StepLedger(options_.last_finished_step, options_.recent_metrics,
                        options_.first_steps);
-  const auto* last = ledger_.last_metrics();
-  durable_ =
-      restore(options_, last == nullptr ? 0 : last->generation(), keeps_state_);
+  durable_ = restore(options_, keeps_state_);
   if (durable_.saved_step() > 0) checkpoints_.know(durable_.saved_step());
   for (const pb::Durable::Abandoned& a : durable_.abandoned())
     ledger_.abandon({a.generation(), a.step(), a.after()});
@@ -328,7 +326,7 @@ bool Coordinator::put_off_for_room(const MeshPolicy::MeshChange& change) {
   if (change.must || durable_.stop_requested()) return false;
   const Plan next = plan_of_change(plan_inputs());
   if (next.short_of.empty()) return false;
-  if (cordon_short(next)) return true;
+  if (cordon([&](Cordoning& c) { return c.for_room(next); })) return true;
   no_change_before_ms_ = now_ms_ + kDeclinedStopMs;
   const std::string text = to_text(next.short_of);
   if (std::exchange(put_off_, text) != text)

@@ -125,7 +125,6 @@ class Coordinator {
   // Starting a generation (generation.cc).
   void plan(const CheckpointsScanned& scan);
   void restore_steps(int64_t generation, int64_t step, int64_t next);
-  bool cordon_short(const Plan& plan);
   void wait_for_room(const Plan& plan);
   void begin_generation(const Recovery::Decision& decision, Plan plan,
                         const std::vector<CheckpointInfo>& checkpoints);
@@ -171,8 +170,6 @@ class Coordinator {
   }
   int64_t total_steps() const { return options_.job.train().steps(); }
   bool job_finished() const { return ledger_.last_finished() >= total_steps(); }
-  // The job was resumed with fewer steps than it has made.
-  bool overtaken() const { return ledger_.last_finished() > total_steps(); }
   bool adopted() const { return durable_.generation() == adopted_generation_; }
   // Workers have had no time yet to find this life of the coordinator.
   bool just_started() const {
@@ -187,10 +184,7 @@ class Coordinator {
   void emit(const events::EventKind& kind, const EventFields& fields = {}) {
     emit(event(kind, fields));
   }
-  template <typename A>
-  void act(A action) {
-    actions_.push_back(std::move(action));
-  }
+  void act(Action action) { actions_.push_back(std::move(action)); }
 
   Options options_;
   const std::optional<planner::JobShape> shape_;

@@ -198,17 +198,17 @@ bool Cordoning::next_link_test() {
   return true;
 }
 
-bool Cordoning::for_room(const Shortages& shortages, const pb::Assignment& a) {
+bool Cordoning::for_room(const Plan& plan) {
   std::vector<std::string> hosts;
-  for (const auto& [host, shortage] : shortages) {
-    const auto& states = a.source().states();
+  for (const auto& [host, shortage] : plan.short_of) {
+    const auto& states = plan.assignment.source().states();
     if (std::any_of(states.begin(), states.end(),
                     [&, &host = host](auto& h) { return h.host() == host; }))
       return false;
     hosts.push_back(host);
   }
   if (!possible_without(hosts)) return false;
-  for (const auto& [host, shortage] : shortages) {
+  for (const auto& [host, shortage] : plan.short_of) {
     const Failure failure{.what = to_text({{host, shortage}})};
     count(host, "", failure);
     begin(host, "", failure);

@@ -11,11 +11,11 @@
 #include <string>
 #include <vector>
 
+#include "coordinator/core/assignment.h"
 #include "coordinator/core/cluster_view.h"
 #include "coordinator/core/cordons.h"
 #include "coordinator/core/failure_budget.h"
 #include "coordinator/core/mesh_policy.h"
-#include "coordinator/core/room.h"
 #include "proto/base/status.h"
 
 namespace remesh::core {
@@ -52,10 +52,10 @@ class Cordoning {
   // The generation made a step: what failed before on the hosts of its ranks is
   // over, and none of their links is bad. Returns whether anything changed.
   bool after_step();
-  // Cordons hosts that have too little room for the states of the assignment,
-  // unless they are needed: without the others, or because of the states that
-  // they hold. Returns whether it did.
-  bool for_room(const Shortages& shortages, const pb::Assignment& assignment);
+  // Cordons hosts that have too little room for the states of the plan, unless
+  // they are needed: without the others, or because of the states that they
+  // hold. Returns whether it did.
+  bool for_room(const Plan& plan);
   // What some hosts cannot load, and `durable` refuses, may be sound, and the
   // hosts bad. Cordons them if there are hosts that have not tried it, so that
   // nothing is refused any more; returns whether it did.

@@ -9,10 +9,11 @@
 
 namespace remesh::core {
 
-pb::Durable restore(const Options& options, int64_t known_generation,
-                    bool keeps_state) {
+pb::Durable restore(const Options& options, bool keeps_state) {
+  const auto& recent = options.recent_metrics;
+  const int64_t known = recent.empty() ? 0 : recent.back().generation();
   pb::Durable d = options.restored.value_or(pb::Durable());
-  d.set_generation(std::max(d.generation(), known_generation));
+  d.set_generation(std::max(d.generation(), known));
   d.set_epoch(std::max(d.epoch() + 1, options.epoch_floor));
   if (options.resume) {
     d.set_stop_requested(false);

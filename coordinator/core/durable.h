@@ -12,11 +12,10 @@
 namespace remesh::core {
 
 // What this life of the coordinator begins with: what the journal says, under a
-// new epoch, and for a resumed job without its end and its failures.
-// known_generation: the newest one in the metrics log, which the journal may
-// not know if it was lost or put back from a backup.
-pb::Durable restore(const Options& options, int64_t known_generation,
-                    bool keeps_state);
+// new epoch, and for a resumed job without its end and its failures. Its
+// generation is at least the newest one in the metrics log, which the journal
+// may not know if it was lost or put back from a backup.
+pb::Durable restore(const Options& options, bool keeps_state);
 // The newest generation is not the one that the journal has the plan of, so it
 // is not known who takes part in it, nor which ranks must commit a step. It
 // ends, and the next one starts from what the workers and checkpoints have.

@@ -29,7 +29,7 @@ void Coordinator::plan(const CheckpointsScanned& scan) {
   const StateChoice newest = recovery_.newest(in);
   if (newest.step > total_steps())
     restore_steps(newest.generation, newest.step, number);
-  if (overtaken()) return refuse_job(newest.why);
+  if (ledger_.last_finished() > total_steps()) return refuse_job(newest.why);
   if (const auto* last = recovery_.final_checkpoint(in)) {
     restore_steps(generation_of(*last), last->step, number);
     return terminate(pb::Durable::DONE, "");
@@ -60,13 +60,8 @@ void Coordinator::plan(const CheckpointsScanned& scan) {
   begin_generation(decision, std::move(next), scan.valid);
 }
 
-bool Coordinator::cordon_short(const Plan& plan) {
-  return cordon(
-      [&](Cordoning& c) { return c.for_room(plan.short_of, plan.assignment); });
-}
-
 void Coordinator::wait_for_room(const Plan& plan) {
-  if (cordon_short(plan)) return;
+  if (cordon([&](Cordoning& c) { return c.for_room(plan); })) return;
   constexpr int64_t kLookAgainMs = 1000;
   gathering_.back_off(now_ms_ + kLookAgainMs);
   const std::string text = to_text(plan.short_of);
@@ -238,7 +233,9 @@ void Coordinator::end_generation() {
   // Ranks finish the last step in order only after they saved it. It may have
   // been finished before by a generation that failed to save it.
   if (!aborted && job_finished() && committed >= total_steps())
-    return overtaken() ? refuse_job("") : terminate(pb::Durable::DONE, "");
+    return ledger_.last_finished() > total_steps()
+               ? refuse_job("")
+               : terminate(pb::Durable::DONE, "");
   set_phase(pb::Durable::WAITING);
   for (const pb::Cordon& c : cordons.changes().begun)
     emit(event_of(c, unix_now()));

@@ -77,14 +77,16 @@ TEST_F(CordoningTest, AHostWithoutRoomIsCordonedUnlessItHoldsAState) {
       durable_.mutable_assignment()->mutable_source()->add_states();
   held->set_host("host-b");
   Cordoning needed = cordoning();
-  EXPECT_FALSE(needed.for_room(shortages, durable_.assignment()));
+  EXPECT_FALSE(needed.for_room(
+      {.assignment = durable_.assignment(), .short_of = shortages}));
   EXPECT_FALSE(needed.changes().any);
   held->set_host("host-a");
   Cordoning spare = cordoning();
-  EXPECT_TRUE(spare.for_room(shortages, durable_.assignment()));
+  EXPECT_TRUE(spare.for_room(
+      {.assignment = durable_.assignment(), .short_of = shortages}));
   EXPECT_TRUE(is_cordoned(durable_.host_faults(), "host-b"));
   Cordoning rest = cordoning();
-  EXPECT_FALSE(rest.for_room({{"host-a", {}}}, pb::Assignment()))
+  EXPECT_FALSE(rest.for_room({.short_of = {{"host-a", {}}}}))
       << "no mesh would be left";
 }
 

@@ -71,10 +71,10 @@ TEST(Restored, WithoutKeepStateNoStatesAreExpected) {
   o.restored = alone_in_generation_1();
   o.restored->set_state_job(5);
   o.restored->set_rescue(true);
-  const pb::Durable kept = restore(o, 0, /*keeps_state=*/true);
+  const pb::Durable kept = restore(o, /*keeps_state=*/true);
   EXPECT_EQ(kept.state_job(), 5U);
   EXPECT_TRUE(kept.rescue());
-  const pb::Durable d = restore(o, 0, /*keeps_state=*/false);
+  const pb::Durable d = restore(o, /*keeps_state=*/false);
   EXPECT_EQ(d.state_job(), 0U);
   EXPECT_FALSE(d.rescue());
 }
