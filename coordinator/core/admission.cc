@@ -32,12 +32,13 @@ int64_t most_steps(const ClusterView& view, const Options& options) {
 // a release without proofs is believed while all workers find this coordinator,
 // if it takes part in the journal's generation, which it could end anyway.
 bool believes_numbers(const pb::Report& r, const ClusterView& view,
-                      const Options& options, int64_t started_ms) {
+                      const Options& options) {
   return (r.generation() <= view.durable.generation() &&
           r.coordinator_epoch() <= view.durable.epoch()) ||
          r.proof() ==
              proof_of(options.secret, r.coordinator_epoch(), r.generation()) ||
-         (options.restored && view.now_ms - started_ms < kReconnectSlackMs &&
+         (options.restored &&
+          view.now_ms - view.roster.started_ms() < kReconnectSlackMs &&
           participates(*options.restored, r.worker(), r.incarnation()));
 }
 
@@ -64,7 +65,7 @@ bool may_know_steps(const pb::Report& r, int64_t generation, bool keeps_state,
 
 // The report without what others' ranks do. Fails if it does not count.
 Result<pb::Report> admit(const pb::Report& r, const ClusterView& view,
-                         const Options& options, int64_t started_ms) {
+                         const Options& options) {
   const pb::Durable& d = view.durable;
   RETURN_IF_ERROR(limits::check(r, {.generation = d.generation(),
                                     .epoch = d.epoch(),
@@ -73,7 +74,7 @@ Result<pb::Report> admit(const pb::Report& r, const ClusterView& view,
       view.roster.find(r.worker()) == nullptr)
     return exhausted(fmt::format("the job has {} workers; no more are allowed",
                                  limits::kMaxWorkers));
-  if (!believes_numbers(r, view, options, started_ms))
+  if (!believes_numbers(r, view, options))
     return invalid_argument(fmt::format(
         "generation = {}, coordinator_epoch = {}: later than {} and {} here, "
         "and the worker does not prove that this run used them; restart it",
@@ -137,12 +138,11 @@ Admission::Admission(const wire::ProtocolRange& protocol)
 
 Admission::Verdict Admission::judge(const ReportReceived& e,
                                     const ClusterView& view,
-                                    const Options& options,
-                                    int64_t started_ms) {
+                                    const Options& options) {
   const pb::Report& r = e.report;
   if (const Status s = check_protocol(r, protocol_); !s.ok())
     return refuse(r.worker(), s.message(), /*permanent=*/true, view.now_ms);
-  auto admitted = admit(r, view, options, started_ms);
+  auto admitted = admit(r, view, options);
   if (!admitted.ok())
     return refuse(r.worker(), admitted.status().message(), /*permanent=*/false,
                   view.now_ms);

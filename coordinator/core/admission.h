@@ -39,9 +39,8 @@ class Admission {
   // protocol: what this coordinator speaks.
   explicit Admission(const wire::ProtocolRange& protocol);
 
-  // started_ms: when this life of the coordinator began.
   Verdict judge(const ReportReceived& e, const ClusterView& view,
-                const Options& options, int64_t started_ms);
+                const Options& options);
   // Counts a message that is not taken, of which nobody is told.
   void drop() { ++dropped_; }
   uint64_t dropped() const { return dropped_; }

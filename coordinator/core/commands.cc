@@ -149,7 +149,8 @@ Event release_unfit_pin(const ClusterView& view, const MeshPolicy& policy,
   return pin_released_event(*pin);
 }
 
-pb::EventRecord release_scale(const std::string& why, pb::Durable* durable) {
+Event release_scale(const std::string& why, pb::Durable* durable) {
+  if (durable->mesh_request().scale() <= 0) return std::nullopt;
   durable->mutable_mesh_request()->clear_scale();
   return event(events::kScaleReleased,
                {.detail = fmt::format("using all slots again: {}", why)});

@@ -39,8 +39,9 @@ pb::Reply reply_to(const pb::Command& command, const Status& done,
 std::optional<pb::EventRecord> release_unfit_pin(const ClusterView& view,
                                                  const MeshPolicy& policy,
                                                  pb::Durable* durable);
-// The scale admitted the layout that was pinned, and admits none of the job's
-// own, which `why` says.
-pb::EventRecord release_scale(const std::string& why, pb::Durable* durable);
+// The same of a number of slots, which admitted the layout that was pinned and
+// admits none of the job's own, as `why` says.
+std::optional<pb::EventRecord> release_scale(const std::string& why,
+                                             pb::Durable* durable);
 
 }  // namespace remesh::core

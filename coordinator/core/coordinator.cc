@@ -42,7 +42,7 @@ Coordinator::Coordinator(Options options)
 // ------------------------------------------------------------------- start
 
 std::vector<Action> Coordinator::start(int64_t now_ms) {
-  now_ms_ = started_ms_ = phase_since_ms_ = now_ms;
+  now_ms_ = phase_since_ms_ = now_ms;
   times_ = StepTimes(now_ms);
   roster_ = Roster(now_ms);
   ledger_ = StepLedger(options_.last_finished_step, options_.recent_metrics,
@@ -128,8 +128,7 @@ void Coordinator::handle(const Tick& e) {
 }
 
 void Coordinator::handle(const ReportReceived& e) {
-  Admission::Verdict verdict =
-      admission_.judge(e, view(), options_, started_ms_);
+  Admission::Verdict verdict = admission_.judge(e, view(), options_);
   if (verdict.refusal) act(Refuse{std::move(*verdict.refusal)});
   if (verdict.event) emit(std::move(*verdict.event));
   if (!verdict.report) return;
@@ -253,9 +252,7 @@ void Coordinator::reconcile_waiting() {
   wait_for(events::kWaiting, next.waits_for);
   if (next.scan) act(ScanCheckpoints{durable_.saved_step()});
   if (!next.impossible) return;
-  if (durable_.mesh_request().scale() > 0)
-    note_change(release_scale(*next.impossible, &durable_));
-  else
+  if (!note_change(release_scale(*next.impossible, &durable_)))
     terminate(pb::Durable::FAILED, *next.impossible);
 }
 
@@ -365,10 +362,11 @@ pb::JobStatus Coordinator::status() const {
                            .dropped = admission_.dropped()});
 }
 
-void Coordinator::note_change(std::optional<pb::EventRecord> change) {
-  if (!change) return;
+bool Coordinator::note_change(std::optional<pb::EventRecord> change) {
+  if (!change) return false;
   persist();
   emit(std::move(*change));
+  return true;
 }
 
 void Coordinator::set_phase(pb::Durable::Phase phase) {

@@ -173,12 +173,12 @@ class Coordinator {
   bool adopted() const { return durable_.generation() == adopted_generation_; }
   // Workers have had no time yet to find this life of the coordinator.
   bool just_started() const {
-    return now_ms_ - started_ms_ < kReconnectSlackMs;
+    return now_ms_ - roster_.started_ms() < kReconnectSlackMs;
   }
 
   void set_phase(pb::Durable::Phase phase);  // persists
-  // Of the durable state: persists and announces it.
-  void note_change(std::optional<pb::EventRecord> change);
+  // Of the durable state: persists and announces it, if there is one.
+  bool note_change(std::optional<pb::EventRecord> change);
   void persist() { act(Persist{durable_}); }
   void emit(pb::EventRecord record);
   void emit(const events::EventKind& kind, const EventFields& fields = {}) {
@@ -211,8 +211,7 @@ class Coordinator {
   int64_t adopted_generation_ = -1;  // started in an earlier life
   int64_t synced_step_ = 0;          // whose metrics are durable
   bool backlog_full_ = false;        // no further metrics are recorded
-  int64_t started_ms_ = 0;
-  int64_t phase_since_ms_ = 0;  // less what does not count
+  int64_t phase_since_ms_ = 0;       // less what does not count
   // Why a change of mesh was put off; "": none is.
   std::string put_off_;
   std::set<std::string> reported_damaged_;  // checkpoints, with what is wrong

@@ -206,6 +206,8 @@ class Roster {
   // generation has measured; 0: none has.
   double link_bytes_per_s(int64_t generation) const;
 
+  // When this life of the coordinator began.
+  int64_t started_ms() const { return started_ms_; }
   int64_t last_join_ms() const { return last_join_ms_; }
   // When expire() last declared a worker dead, at first the start; later by the
   // time in which nobody could be heard since.
