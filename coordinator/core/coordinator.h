@@ -136,7 +136,7 @@ class Coordinator {
   void call_off(const std::string& why);  // the same without a fault
   void end_generation();
   void wait_to_save();
-  void refuse_job(const std::string& where);
+  void end_finished_job(const std::string& where);
   void terminate(pb::Durable::Phase phase, const std::string& why);
 
   Cordoning cordoning();

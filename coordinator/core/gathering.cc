@@ -17,11 +17,6 @@ bool Gathering::keeps_joining(int64_t now_ms) const {
          now_ms - joining_since_ms_ >= kMostWindows * join_window_ms_;
 }
 
-void Gathering::begin_generation() {
-  waiting_for_.clear();
-  replicas_fit_ = true;
-}
-
 void Gathering::end_generation(const FailureVerdict& v, int64_t now_ms) {
   waits_for_joins_ = finish_checked_ = false;
   if (v.no_room) replicas_fit_ = false;

@@ -51,7 +51,10 @@ class Gathering {
   // Whether the next generation may keep replicas of its states.
   bool replicas_fit() const { return replicas_fit_; }
 
-  void begin_generation();
+  void begin_generation() {
+    waiting_for_.clear();
+    replicas_fit_ = true;
+  }
   // verdict: on its failure, if it failed. Those who were there continue at
   // once; who comes later makes a planned change.
   void end_generation(const FailureVerdict& verdict, int64_t now_ms);

@@ -29,7 +29,8 @@ void Coordinator::plan(const CheckpointsScanned& scan) {
   const StateChoice newest = recovery_.newest(in);
   if (newest.step > total_steps())
     restore_steps(newest.generation, newest.step, number);
-  if (ledger_.last_finished() > total_steps()) return refuse_job(newest.why);
+  if (ledger_.last_finished() > total_steps())
+    return end_finished_job(newest.why);
   if (const auto* last = recovery_.final_checkpoint(in)) {
     restore_steps(generation_of(*last), last->step, number);
     return terminate(pb::Durable::DONE, "");
@@ -233,9 +234,7 @@ void Coordinator::end_generation() {
   // Ranks finish the last step in order only after they saved it. It may have
   // been finished before by a generation that failed to save it.
   if (!aborted && job_finished() && committed >= total_steps())
-    return ledger_.last_finished() > total_steps()
-               ? refuse_job("")
-               : terminate(pb::Durable::DONE, "");
+    return end_finished_job("");
   set_phase(pb::Durable::WAITING);
   for (const pb::Cordon& c : cordons.changes().begun)
     emit(event_of(c, unix_now()));
@@ -255,8 +254,10 @@ void Coordinator::wait_to_save() {
                        format_duration(static_cast<double>(wait_ms) / 1000)));
 }
 
-// The job was given fewer steps than it has made.
-void Coordinator::refuse_job(const std::string& where) {
+// It is refused if it was given fewer steps than it has made.
+void Coordinator::end_finished_job(const std::string& where) {
+  if (ledger_.last_finished() <= total_steps())
+    return terminate(pb::Durable::DONE, "");
   refused_job_ = true;
   terminate(pb::Durable::STOPPED,
             too_few_steps(total_steps(), ledger_.last_finished(), where));

@@ -23,11 +23,6 @@ bool is_free(const pb::Report& r, const pb::Durable& d) {
          (d.state_job() == 0 || r.has_inventory());
 }
 
-bool all_exited(const pb::Report& r) {
-  return std::all_of(r.ranks().begin(), r.ranks().end(),
-                     [](const auto& s) { return s.exited(); });
-}
-
 }  // namespace
 
 bool Roster::Member::inventory_known(int64_t generation) const {
@@ -68,8 +63,10 @@ std::string Roster::Member::awaited(const pb::Durable& d,
         return "start";
       [[fallthrough]];
     case pb::Durable::FINISHING:
-      if (fenced && r.ranks_size() > 0 && all_exited(r) &&
-          !quiesced(d.generation()) && part())
+      if (fenced && r.ranks_size() > 0 && !quiesced(d.generation()) &&
+          std::all_of(r.ranks().begin(), r.ranks().end(),
+                      [](const auto& s) { return s.exited(); }) &&
+          part())
         return "clean up after its ranks";
       return "";
     case pb::Durable::ABORTING:
