@@ -1,0 +1,82 @@
+// When a state is looked for from which the next generation starts.
+#include "coordinator/core/gathering.h"
+
+#include <gtest/gtest.h>
+
+#include "tests/unit/core/builders.h"
+
+namespace remesh::core {
+namespace {
+
+constexpr int64_t kJoinWindowMs = 1000;
+
+class GatheringTest : public ::testing::Test {
+ protected:
+  GatheringTest() {
+    job_.mutable_elastic()->set_join_window_ms(kJoinWindowMs);
+    policy_.emplace(job_, std::nullopt);
+  }
+  void hear(const std::string& worker, int64_t now_ms) {
+    roster_.on_report(report(worker, 1), durable_, kSilentMs, now_ms);
+  }
+  Gathering::Next next(int64_t now_ms, bool job_finished = false) {
+    gathering_.observe(roster_, now_ms);
+    const ClusterView view{.roster = roster_,
+                           .durable = durable_,
+                           .now_ms = now_ms,
+                           .keeps_joining = gathering_.keeps_joining(now_ms)};
+    return gathering_.next(view, *policy_, retention_, recovery_, job_finished);
+  }
+
+  pb::Job job_ = small_job();
+  std::optional<MeshPolicy> policy_;
+  const StateRetention retention_{job_.elastic(), /*keeps_state=*/false};
+  const Recovery recovery_{job_, std::nullopt};
+  Roster roster_;
+  const pb::Durable durable_;
+  Gathering gathering_{kJoinWindowMs};
+};
+
+TEST_F(GatheringTest, LooksForAStateOnceNobodyHasJoinedForSomeTime) {
+  const auto none = next(0);
+  EXPECT_FALSE(none.scan);
+  EXPECT_FALSE(none.impossible);
+  EXPECT_NE(none.waits_for, "");
+  gathering_.wait_for(none.waits_for);
+  EXPECT_EQ(next(50).waits_for, "") << "it was said";
+  hear("a", 100);
+  EXPECT_FALSE(next(100 + kJoinWindowMs - 1).scan) << "more may join";
+  EXPECT_TRUE(next(100 + kJoinWindowMs).scan);
+  EXPECT_FALSE(next(5000).scan) << "it was asked for";
+  EXPECT_TRUE(gathering_.end_scan());
+  EXPECT_FALSE(gathering_.end_scan());
+  EXPECT_TRUE(next(5000).scan);
+}
+
+TEST_F(GatheringTest, DoesNotWaitForWorkersThatJoinWithoutEnd) {
+  for (int64_t now_ms = 0; now_ms <= 10 * kJoinWindowMs; now_ms += 500) {
+    hear("w" + std::to_string(now_ms), now_ms);
+    EXPECT_EQ(next(now_ms).scan, now_ms == 10 * kJoinWindowMs) << now_ms;
+  }
+}
+
+TEST_F(GatheringTest, AfterAFailureOnlyTheBackOffCounts) {
+  hear("a", 100);
+  gathering_.end_generation({.backoff_ms = 250, .no_room = true}, 200);
+  EXPECT_FALSE(gathering_.replicas_fit());
+  EXPECT_FALSE(next(449).scan);
+  EXPECT_TRUE(next(450).scan) << "although more may join";
+  gathering_.begin_generation();
+  EXPECT_TRUE(gathering_.replicas_fit());
+}
+
+TEST_F(GatheringTest, LooksForTheLastCheckpointOnceWithoutAnyWorker) {
+  gathering_.back_off(100);
+  EXPECT_FALSE(next(99, /*job_finished=*/true).scan);
+  EXPECT_TRUE(next(100, /*job_finished=*/true).scan);
+  EXPECT_TRUE(gathering_.end_scan());
+  EXPECT_FALSE(next(200, /*job_finished=*/true).scan);
+}
+
+}  // namespace
+}  // namespace remesh::core
