@@ -417,7 +417,9 @@ void Cluster::do_action(const core::Action& action) {
     });
   } else if (const auto* v = std::get_if<core::EmitEvent>(&action)) {
     if (options_.trace) trace("event " + v->record.ShortDebugString());
-    check_event(v->record);
+    pb::EventRecord record = v->record;
+    for_each_sentence(&record, original);
+    check_event(record);
     write([] {});
   } else if (const auto* x = std::get_if<core::Exit>(&action)) {
     then([this, exit = *x] {

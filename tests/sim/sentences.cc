@@ -46,4 +46,9 @@ std::string reworded(const std::string& sentence) {
   return "~" + std::string(sentence.rbegin(), sentence.rend());
 }
 
+std::string original(const std::string& sentence) {
+  if (sentence.empty() || sentence[0] != '~') return sentence;
+  return {sentence.rbegin(), sentence.rend() - 1};
+}
+
 }  // namespace remesh::sim

@@ -22,5 +22,7 @@ std::string without_sentences(T message) {
 
 // The same letters in another order; equal sentences stay equal.
 std::string reworded(const std::string& sentence);
+// As it was before, or the sentence itself.
+std::string original(const std::string& sentence);
 
 }  // namespace remesh::sim
