@@ -141,15 +141,15 @@ Admission::Verdict Admission::judge(const ReportReceived& e,
                                     const Options& options) {
   const pb::Report& r = e.report;
   if (const Status s = check_protocol(r, protocol_); !s.ok())
-    return refuse(r.worker(), s.message(), /*permanent=*/true, view.now_ms);
+    return refuse(r.worker(), s.message(), pb::Refusal::PERMANENT, view.now_ms);
   auto admitted = admit(r, view, options);
   if (!admitted.ok())
-    return refuse(r.worker(), admitted.status().message(), /*permanent=*/false,
+    return refuse(r.worker(), admitted.status().message(), pb::Refusal::RETRY,
                   view.now_ms);
   if (view.roster.judge(*admitted, view.now_ms) != Roster::Verdict::kTaken) {
     const std::string why = view.roster.refusal(*admitted, view.now_ms);
     if (!why.empty())
-      return refuse(admitted->worker(), why, /*permanent=*/false, view.now_ms);
+      return refuse(admitted->worker(), why, pb::Refusal::RETRY, view.now_ms);
     drop();
     return {};
   }
@@ -167,12 +167,12 @@ Admission::Verdict Admission::judge(const ReportReceived& e,
 }
 
 Admission::Verdict Admission::refuse(const std::string& worker,
-                                     const std::string& why, bool permanent,
-                                     int64_t now_ms) {
+                                     const std::string& why,
+                                     pb::Refusal::Kind kind, int64_t now_ms) {
   drop();
   pb::Refusal refusal;
   refusal.set_reason(why);
-  refusal.set_permanent(permanent);
+  refusal.set_kind(kind);
   wire::set_protocol(protocol_, &refusal);
   return {.refusal = std::move(refusal), .event = event(worker, why, now_ms)};
 }

@@ -47,7 +47,7 @@ class Admission {
 
  private:
   Verdict refuse(const std::string& worker, const std::string& why,
-                 bool permanent, int64_t now_ms);
+                 pb::Refusal::Kind kind, int64_t now_ms);
   std::optional<pb::EventRecord> event(const std::string& worker,
                                        const std::string& why, int64_t now_ms);
 

@@ -269,13 +269,14 @@ std::optional<pb::Refusal> Door::judge(const std::string& key,
                                        const core::Coordinator& core) const {
   pb::Refusal out;
   if (!said.job().empty() && said.job() != options_.job) {
+    out.set_kind(pb::Refusal::OTHER_JOB);
     out.set_reason(fmt::format("this coordinator runs job \"{}\", not \"{}\"",
                                options_.job,
                                limits::printable(said.job(), kMostName)));
     return out;
   }
   out.set_reason(why_refused(key, said));
-  out.set_permanent(true);
+  out.set_kind(pb::Refusal::PERMANENT);
   if (!out.reason().empty()) return out;
   if (no_auth() || said.has_command()) return std::nullopt;
   const std::string& worker = worker_of(said);
@@ -283,7 +284,8 @@ std::optional<pb::Refusal> Door::judge(const std::string& key,
   if (core.owners().may_use(worker, key, right, core.roster()))
     return std::nullopt;
   out.set_reason("this worker name belongs to another key");
-  out.set_permanent(right == core::Claim::kNone);
+  out.set_kind(right == core::Claim::kNone ? pb::Refusal::PERMANENT
+                                           : pb::Refusal::RETRY);
   return out;
 }
 

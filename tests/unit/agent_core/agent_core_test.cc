@@ -496,20 +496,31 @@ TEST_F(AgentTest, KeepsStatesThatTheEndedJobMayContinueFrom) {
   EXPECT_EQ(exits[0].states, States::kKept);
 }
 
-TEST_F(AgentTest, ARefusedWorkerExitsUnlessItBelongsToAJob) {
+TEST_F(AgentTest, ARefusalForAnotherJobEndsOnlyAWorkerWithoutOne) {
   Agent stranger{Options{.worker = "a", .incarnation = 1, .host = "h"}};
-  const auto exits = of<Exit>(stranger.on(Refused{"wrong job"}, now_));
+  const Refused other{"wrong job", pb::Refusal::OTHER_JOB};
+  const auto exits = of<Exit>(stranger.on(other, now_));
   ASSERT_EQ(exits.size(), 1u);
   EXPECT_EQ(exits[0].code, 3);
   EXPECT_EQ(exits[0].message, "wrong job");
   direct(pb::Directive::IDLE, 0);
-  EXPECT_TRUE(of<Exit>(on(Refused{"wrong job"})).empty());
+  EXPECT_TRUE(of<Exit>(on(other)).empty());
+  EXPECT_FALSE(agent_.ends());
+}
+
+TEST_F(AgentTest, AWorkerThatMayBeTakenLaterKeepsReporting) {
+  Agent stranger{Options{.worker = "a", .incarnation = 1, .host = "h"}};
+  for (const auto kind : {pb::Refusal::RETRY, pb::Refusal::UNKNOWN}) {
+    EXPECT_TRUE(of<Exit>(stranger.on(Refused{"not now", kind}, now_)).empty());
+    EXPECT_FALSE(stranger.ends());
+  }
 }
 
 // The coordinator was replaced by one that this worker cannot speak with.
 TEST_F(AgentTest, APermanentlyRefusedWorkerLeaves) {
   direct(pb::Directive::IDLE, 0);
-  EXPECT_TRUE(of<Exit>(on(Refused{"other protocol", true})).empty());
+  EXPECT_TRUE(
+      of<Exit>(on(Refused{"other protocol", pb::Refusal::PERMANENT})).empty());
   std::vector<Exit> exits;
   for (int i = 0; i < 1000 && exits.empty(); ++i) {
     now_ += 50;
@@ -524,7 +535,7 @@ TEST_F(AgentTest, APermanentlyRefusedWorkerLeaves) {
 // Its ranks may be saving.
 TEST_F(AgentTest, OneTermAfterAPermanentRefusalIsNotTheSecond) {
   start_rank(1);
-  on(Refused{"other protocol", true});
+  on(Refused{"other protocol", pb::Refusal::PERMANENT});
   now_ += 5000;
   auto actions = on(Terminate{});
   EXPECT_TRUE(of<Exit>(actions).empty());

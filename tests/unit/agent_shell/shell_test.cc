@@ -26,6 +26,7 @@
 #include "tests/testing/temp_dir.h"
 #include "tests/unit/agent_shell/num_entries.h"
 #include "worker/agent/shell/hardware.h"
+#include "worker/agent/shell/probe.h"
 #include "worker/agent/shell/process.h"
 #include "worker/agent/shell/scratch.h"
 
@@ -510,6 +511,18 @@ TEST(Scratch, ARootOfAnotherUserIsRefused) {
     ASSERT_EQ(chmod((dir / shared).c_str(), 0755), 0);
   }
   EXPECT_TRUE(Scratch::open(dir / "root", "a").ok());
+}
+
+TEST(WhyRefused, OnlyAWorkerOfAnotherJobIsToldToConnectElsewhere) {
+  pb::Refusal no;
+  no.set_reason("no");
+  no.set_kind(pb::Refusal::OTHER_JOB);
+  const std::string advice = "connect to the coordinator of \"mine\"";
+  EXPECT_NE(why_refused("tcp://h:1", no, "mine").find(advice),
+            std::string::npos);
+  no.set_kind(pb::Refusal::PERMANENT);
+  EXPECT_EQ(why_refused("tcp://h:1", no, "mine"),
+            "the coordinator at tcp://h:1 refuses this worker: no");
 }
 
 }  // namespace

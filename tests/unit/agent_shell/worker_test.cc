@@ -377,11 +377,13 @@ TEST_F(WorkerTest, ARefusalEndsAWorkerThatHasNoJob) {
     EXPECT_EQ(m->envelope.job(), "other");
     pb::Envelope no;
     no.mutable_refusal()->set_reason("this is job \"mine\"");
-    no.mutable_refusal()->set_permanent(true);
+    no.mutable_refusal()->set_kind(pb::Refusal::OTHER_JOB);
     return (*server)->send(m->peer, no);
   }));
   EXPECT_EQ(wait("a"), 3);
-  EXPECT_NE(output("a").find("this is job \"mine\""), std::string::npos)
+  EXPECT_NE(output("a").find("this is job \"mine\"; connect to the coordinator "
+                             "of \"other\""),
+            std::string::npos)
       << output("a");
 }
 
@@ -397,7 +399,7 @@ TEST_F(WorkerTest, ATemporaryRefusalKeepsTheWorkerWaiting) {
     if (!m || !m->envelope.has_report()) return false;
     pb::Envelope no;
     no.mutable_refusal()->set_reason("a live worker has this name");
-    no.mutable_refusal()->set_permanent(false);
+    no.mutable_refusal()->set_kind(pb::Refusal::RETRY);
     (void)(*server)->send(m->peer, no);
     return ++reports > 10;
   }));

@@ -55,8 +55,9 @@ TEST_F(Admission, ARefusedReportIsAnsweredAndAnnouncedOnceAMinute) {
   bad.set_slots(-1);
   auto actions = give(bad);
   ASSERT_EQ(all_of<Refuse>(actions).size(), 1U);
-  EXPECT_NE(all_of<Refuse>(actions)[0].refusal.reason().find("slots = -1"),
-            std::string::npos);
+  const pb::Refusal refusal = all_of<Refuse>(actions)[0].refusal;
+  EXPECT_EQ(refusal.kind(), pb::Refusal::RETRY);
+  EXPECT_NE(refusal.reason().find("slots = -1"), std::string::npos);
   EXPECT_EQ(events_of(actions), std::vector<std::string>{"report_refused"});
   for (int i = 0; i < 100; ++i) {
     bad.set_worker("b" + std::to_string(i));
@@ -142,7 +143,7 @@ TEST_F(Admission, AWorkerWithoutACommonProtocolIsRefusedPermanently) {
   far.set_oldest_protocol(7);
   const auto refused = all_of<Refuse>(give(far));
   ASSERT_EQ(refused.size(), 1U);
-  EXPECT_TRUE(refused[0].refusal.permanent());
+  EXPECT_EQ(refused[0].refusal.kind(), pb::Refusal::PERMANENT);
   EXPECT_NE(refused[0].refusal.reason().find("versions 7 to 9"),
             std::string::npos);
   EXPECT_TRUE(core_.roster().find("far") == nullptr);

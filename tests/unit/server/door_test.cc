@@ -9,7 +9,9 @@
 #include <filesystem>
 #include <fstream>
 
+#include "coordinator/core/coordinator.h"
 #include "coordinator/rundir/run_dir.h"
+#include "proto/wire/protocol.h"
 #include "tests/testing/files.h"
 #include "tests/testing/hooked_file_system.h"
 
@@ -367,6 +369,38 @@ TEST_F(DoorTest, ANameIsClaimedOnlyWithTheRight) {
   ASSERT_TRUE(enrol(join, t2).ok());
   EXPECT_EQ(door_->claim(t2.public_key, t1.public_key), Claim::kWhenDead);
   EXPECT_EQ(door_->claim(t2.public_key, first), Claim::kNone);
+}
+
+TEST_F(DoorTest, ARefusalSaysWhetherTheWorkerMayBeTakenLater) {
+  const std::string own = allow("worker", "a", "rack1-*");
+  const std::string join = allow("join", "batch");
+  open(static_cast<double>(time(nullptr)));
+  const wire::Ticket first = ticket("node1");
+  const wire::Ticket again = ticket("node1");
+  ASSERT_TRUE(enrol(join, first).ok());
+  ASSERT_TRUE(enrol(join, again).ok());
+  core::Options options;
+  options.job.mutable_train()->set_steps(10);
+  core::Coordinator core(options);
+  (void)core.start(0);
+  pb::Envelope report = report_of("node1");
+  report.mutable_report()->set_incarnation(1);
+  report.mutable_report()->set_slots(1);
+  wire::set_protocol({}, report.mutable_report());
+  (void)core.on(core::ReportReceived{report.report(), first.public_key}, 0);
+  ASSERT_TRUE(core.is_member("node1"));
+  const auto kind = [&](const std::string& key, const pb::Envelope& said) {
+    const auto refusal = door_->judge(key, said, core);
+    return refusal ? pb::Refusal::Kind_Name(refusal->kind()) : "taken";
+  };
+  EXPECT_EQ(kind(first.public_key, report), "taken");
+  EXPECT_EQ(kind(again.public_key, report), "RETRY") << "the first one lives";
+  EXPECT_EQ(kind(own, report), "PERMANENT");
+  const std::string any = allow("worker", "b");
+  (void)refresh(static_cast<double>(time(nullptr)));
+  EXPECT_EQ(kind(any, report), "PERMANENT") << "the name of another key";
+  report.set_job("another");
+  EXPECT_EQ(kind(first.public_key, report), "OTHER_JOB");
 }
 
 TEST_F(DoorTest, TheNextKeyIsUsedByTheNextCoordinator) {

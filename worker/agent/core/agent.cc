@@ -249,8 +249,10 @@ void Agent::drop_metrics() {
 }
 
 void Agent::handle(const Refused& e) {
+  if (e.kind != pb::Refusal::OTHER_JOB && e.kind != pb::Refusal::PERMANENT)
+    return;
   if (directive_ms_ < 0) return exit_with(kExitFailed, e.reason, States::kKept);
-  if (!e.permanent || leaving_) return;
+  if (e.kind == pb::Refusal::OTHER_JOB || leaving_) return;
   farewell_ = {kExitFailed, e.reason};
   leave();
 }

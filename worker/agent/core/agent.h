@@ -96,13 +96,13 @@ struct InventoryTaken {
 struct HardwareMeasured {
   std::string text;
 };
-// The coordinator at the address does not take this worker, or has another wire
-// version. A worker that has never had a directive exits; one that belongs to a
-// job keeps waiting for its own coordinator, unless the refusal is permanent:
-// then its ranks save and stop, and it exits.
+// The coordinator at the address does not take this worker. RETRY: the worker
+// keeps reporting. OTHER_JOB: it exits, but once it has had a directive it
+// waits for its own coordinator. PERMANENT: its ranks save and stop, and it
+// exits.
 struct Refused {
   std::string reason;
-  bool permanent = false;
+  pb::Refusal::Kind kind = pb::Refusal::UNKNOWN;
 };
 // The run of the worker has ended and has no coordinator.
 struct RunEnded {

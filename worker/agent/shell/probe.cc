@@ -65,14 +65,13 @@ bool greets_in_zmtp(int fd) {
 
 }  // namespace
 
-std::string why_refused(const std::string& address, const pb::Envelope& refusal,
+std::string why_refused(const std::string& address, const pb::Refusal& refusal,
                         const std::string& job) {
-  // A refusal by another job's coordinator names no job.
   const std::string advice = fmt::format(
       "; connect to the coordinator of \"{}\", or leave --job out", job);
   return fmt::format("the coordinator at {} refuses this worker: {}{}", address,
-                     refusal.refusal().reason(),
-                     refusal.job().empty() ? advice : "");
+                     refusal.reason(),
+                     refusal.kind() == pb::Refusal::OTHER_JOB ? advice : "");
 }
 
 std::string why_no_answer(const std::string& address) {

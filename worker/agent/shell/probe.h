@@ -13,8 +13,8 @@ namespace remesh::agent {
 // in a thread of its own.
 std::string why_no_answer(const std::string& address);
 
-// The envelope of a Refusal as a sentence, for a worker of that job.
-std::string why_refused(const std::string& address, const pb::Envelope& refusal,
+// A Refusal as a sentence, for a worker of that job.
+std::string why_refused(const std::string& address, const pb::Refusal& refusal,
                         const std::string& job);
 
 }  // namespace remesh::agent

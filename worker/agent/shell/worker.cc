@@ -226,14 +226,11 @@ void Worker::on_message() {
     } else if (envelope->has_fence_out()) {
       feed(FenceOutReceived{std::move(*envelope->mutable_fence_out())});
     } else if (envelope->has_refusal()) {
-      const std::string& reason = envelope->refusal().reason();
-      if (std::exchange(refusal_, reason) != reason)
-        log_->warn("refused", {{"reason", reason}});
-      const bool later = envelope->refusal().has_permanent() &&
-                         !envelope->refusal().permanent();
-      if (later) continue;  // it is taken without a change here
-      feed(Refused{.reason = why_refused(address_, *envelope, options_.job),
-                   .permanent = envelope->refusal().permanent()});
+      const pb::Refusal& no = envelope->refusal();
+      if (std::exchange(refusal_, no.reason()) != no.reason())
+        log_->warn("refused", {{"reason", no.reason()}});
+      feed(Refused{.reason = why_refused(address_, no, options_.job),
+                   .kind = no.kind()});
     }
     if (exit_code_) return;
   }

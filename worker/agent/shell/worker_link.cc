@@ -180,10 +180,13 @@ void Worker::watch_silence(int64_t now_ms) {
 void Worker::check_wire_version() {
   const auto theirs = client_ ? client_->foreign_version() : std::nullopt;
   if (!theirs) return;
-  feed(Refused{fmt::format(
-      "the coordinator at {} speaks version {} of the protocol and this worker "
-      "version {}; install the same release of remesh on both",
-      address_, *theirs, wire::kVersion)});
+  // It counts as the coordinator of another job.
+  feed(Refused{
+      .reason = fmt::format("the coordinator at {} speaks version {} of the "
+                            "protocol and this worker version {}; install the "
+                            "same release of remesh on both",
+                            address_, *theirs, wire::kVersion),
+      .kind = pb::Refusal::OTHER_JOB});
 }
 
 void Worker::check_key() {
@@ -192,7 +195,7 @@ void Worker::check_key() {
   if (std::exchange(refusal_, reason) != reason)
     log_->warn("refused", {{"reason", reason}});
   feed(Refused{.reason = fmt::format("{}: {}", address_, reason),
-               .permanent = true});
+               .kind = pb::Refusal::PERMANENT});
 }
 
 }  // namespace remesh::agent
