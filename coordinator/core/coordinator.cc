@@ -249,7 +249,7 @@ void Coordinator::reconcile_waiting() {
     return terminate(pb::Durable::STOPPED, "stopped by request");
   const Gathering::Next next =
       gathering_.next(view(), policy_, retention_, recovery_, job_finished());
-  wait_for(events::kWaiting, next.waits_for);
+  wait_for(pb::JobStatus::WORKERS, next.waits_for);
   if (next.scan) act(ScanCheckpoints{durable_.saved_step()});
   if (!next.impossible) return;
   if (!note_change(release_scale(*next.impossible, &durable_)))

@@ -128,7 +128,7 @@ class Coordinator {
   void wait_for_room(const Plan& plan);
   void begin_generation(const Recovery::Decision& decision, Plan plan,
                         const std::vector<CheckpointInfo>& checkpoints);
-  void wait_for(const events::EventKind& kind, const std::string& what);
+  void wait_for(pb::JobStatus::WaitReason reason, const std::string& what);
 
   // Ending a generation and the job (generation.cc).
   void finish(const MeshPolicy::MeshChange& change);

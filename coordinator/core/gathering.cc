@@ -38,7 +38,7 @@ Gathering::Next Gathering::next(const ClusterView& view,
     return {.impossible = placed.status().message()};
   if (!placed.ok()) {
     waits_for_joins_ = true;
-    if (waiting_for_ == placed.status().message()) return {};
+    if (waiting_for_.text == placed.status().message()) return {};
     return {.waits_for = placed.status().message()};
   }
   if (view.now_ms < not_before_ms_) return {};

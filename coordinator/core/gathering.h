@@ -19,6 +19,11 @@ namespace remesh::core {
 
 class Gathering {
  public:
+  // What a WAITING job waits for; `text` says it to people.
+  struct Wait {
+    pb::JobStatus::WaitReason reason = pb::JobStatus::NOTHING;
+    std::string text;
+  };
   struct Next {
     bool scan = false;
     // Why there is no mesh: yet, "" if that was said before; or however many
@@ -44,15 +49,15 @@ class Gathering {
             bool job_finished);
   // The scan that next() asked for is there; false if it did not.
   bool end_scan() { return std::exchange(scanning_, false); }
-  // What the job waits for, for people, until a generation begins.
-  void wait_for(const std::string& what) { waiting_for_ = what; }
-  const std::string& waiting_for() const { return waiting_for_; }
+  // What the job waits for until a generation begins.
+  void wait_for(Wait what) { waiting_for_ = std::move(what); }
+  const Wait& waiting_for() const { return waiting_for_; }
 
   // Whether the next generation may keep replicas of its states.
   bool replicas_fit() const { return replicas_fit_; }
 
   void begin_generation() {
-    waiting_for_.clear();
+    waiting_for_ = {};
     replicas_fit_ = true;
   }
   // verdict: on its failure, if it failed. Those who were there continue at
@@ -67,7 +72,7 @@ class Gathering {
   bool finish_checked_ = false;  // scanned for the last step's checkpoint
   bool scanning_ = false;
   bool replicas_fit_ = true;  // unless a rank found that there is no room
-  std::string waiting_for_;
+  Wait waiting_for_;
 };
 
 }  // namespace remesh::core

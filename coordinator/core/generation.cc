@@ -42,7 +42,7 @@ void Coordinator::plan(const CheckpointsScanned& scan) {
   if (decision.kind == Recovery::Decision::Kind::kWait) {
     if (decision.rescan_ms > 0)
       gathering_.back_off(now_ms_ + decision.rescan_ms);
-    return wait_for(events::kWaitingForState, decision.why);
+    return wait_for(pb::JobStatus::FINISHED_STEPS, decision.why);
   }
   const bool gives_up = decision.kind == Recovery::Decision::Kind::kGiveUp;
   if ((gives_up || decision.source.step() < ledger_.last_finished()) &&
@@ -70,7 +70,8 @@ void Coordinator::wait_for_room(const Plan& plan) {
     decline_stop(text);
     persist();
   }
-  if (text != gathering_.waiting_for()) wait_for(events::kWaitingForRoom, text);
+  if (text != gathering_.waiting_for().text)
+    wait_for(pb::JobStatus::SHARED_MEMORY, text);
 }
 
 void Coordinator::begin_generation(
@@ -96,11 +97,14 @@ void Coordinator::begin_generation(
   emit(std::move(e));
 }
 
-void Coordinator::wait_for(const events::EventKind& kind,
+void Coordinator::wait_for(pb::JobStatus::WaitReason reason,
                            const std::string& what) {
   if (what.empty()) return;
-  gathering_.wait_for(what);
-  emit(kind, {.detail = what});
+  gathering_.wait_for({reason, what});
+  emit(reason == pb::JobStatus::WORKERS          ? events::kWaiting
+       : reason == pb::JobStatus::FINISHED_STEPS ? events::kWaitingForState
+                                                 : events::kWaitingForRoom,
+       {.detail = what});
 }
 
 // ------------------------------------------------------- members and steps
@@ -248,7 +252,7 @@ void Coordinator::wait_to_save() {
   const int64_t wait_ms = wait_for_room_ms(checkpoints_.count_failed_end());
   gathering_.back_off(now_ms_ + wait_ms);
   const std::string& error = checkpoints_.last_error();
-  wait_for(events::kWaitingForRoom,
+  wait_for(pb::JobStatus::ROOM_TO_SAVE,
            fmt::format("step {} is not saved: {}; trying again in {}",
                        ledger_.last_finished(), error.empty() ? why : error,
                        format_duration(static_cast<double>(wait_ms) / 1000)));

@@ -35,7 +35,7 @@ std::string detail_of(const StatusReporter::Inputs& in) {
   const pb::Durable& d = in.view.durable;
   switch (d.phase()) {
     case pb::Durable::WAITING:
-      return in.waiting_for;
+      return in.waiting_for.text;
     case pb::Durable::FINISHING:
       return d.finish().reason();
     case pb::Durable::RUNNING:
@@ -145,12 +145,14 @@ pb::JobStatus StatusReporter::status(const Inputs& in) {
   pb::JobStatus s;
   s.set_job(in.options.job.job().name());
   s.set_state(state_of(d.phase()));
-  if (d.phase() == pb::Durable::WAITING)
-    s.set_missing_slots(static_cast<int>(in.policy.missing_slots(in.view)));
   s.set_detail(detail_of(in));
-  if (const std::string awaited =
-          in.view.roster.awaited_text(d, in.view.now_ms);
-      !awaited.empty())
+  const std::string awaited = in.view.roster.awaited_text(d, in.view.now_ms);
+  if (d.phase() == pb::Durable::WAITING) {
+    s.set_missing_slots(static_cast<int>(in.policy.missing_slots(in.view)));
+    const bool answers = s.detail().empty() && !awaited.empty();
+    s.set_wait_reason(answers ? pb::JobStatus::WORKERS : in.waiting_for.reason);
+  }
+  if (!awaited.empty())
     s.set_detail(s.detail().empty() ? awaited : s.detail() + "; " + awaited);
   s.set_generation(d.generation());
   if (d.assignment().ranks_size() > 0)

@@ -9,6 +9,7 @@
 
 #include "coordinator/core/api.h"
 #include "coordinator/core/cluster_view.h"
+#include "coordinator/core/gathering.h"
 #include "coordinator/core/mesh_policy.h"
 #include "coordinator/core/step_ledger.h"
 #include "parallel/planner/shape.h"
@@ -25,7 +26,7 @@ class StatusReporter {
     const MeshPolicy& policy;
     const StepLedger& ledger;
     bool keeps_state = false;
-    std::string waiting_for;
+    const Gathering::Wait& waiting_for;
     std::string put_off;   // why a change of mesh is put off; "": none is
     uint64_t dropped = 0;  // messages that were not taken
   };

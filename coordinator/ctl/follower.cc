@@ -6,6 +6,7 @@
 #include <cmath>
 #include <filesystem>
 
+#include "coordinator/ctl/status_view.h"
 #include "coordinator/rundir/lines.h"
 #include "coordinator/rundir/run_dir.h"
 #include "proto/rundir/events.h"
@@ -21,15 +22,6 @@ constexpr double kShowWaitingAfterS = 1.5;
 constexpr int64_t kReplyTimeoutMs = 3000;
 // Between lines of steps on a terminal, where events should be seen.
 constexpr double kStepLineEveryS = 0.5;
-
-// What the bottom line shows in place of the loss.
-std::string note_of(const pb::JobStatus& s) {
-  if (s.state() == pb::JobStatus::RUNNING) return "";
-  // With a detail, the coordinator has found that it lacks slots or a worker.
-  if (s.state() == pb::JobStatus::WAITING && !s.detail().empty())
-    return "waiting for workers";
-  return rundir::state_text(s.state());
-}
 
 }  // namespace
 
@@ -141,7 +133,8 @@ void Follower::ask_status(int64_t now_ms) {
 }
 
 void Follower::note_status(const pb::JobStatus& status) {
-  state_note_ = note_of(status);
+  const bool runs = status.state() == pb::JobStatus::RUNNING;
+  state_note_ = runs ? "" : state_text(status);
   note_problems(status);
   lacks_slots_ = status.missing_slots() > 0;
   has_workers_ = std::any_of(

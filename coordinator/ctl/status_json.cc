@@ -10,6 +10,7 @@
 #include "coordinator/rundir/run_dir.h"
 #include "proto/base/json_output.h"
 #include "proto/base/rank_phase.h"
+#include "proto/base/text.h"
 
 namespace remesh::ctl {
 namespace {
@@ -99,6 +100,18 @@ void add_facts(const pb::JobStatus& s, const RunFacts& f, Json* j) {
     (*j)["checkpoint_time"] = f.checkpoint->time();
 }
 
+Json kept_state_json(const pb::JobStatus::KeptState& k) {
+  Json hosts = Json::array();
+  for (const std::string& host : k.needed_hosts()) hosts.push_back(host);
+  Json j{{"step", k.step()},
+         {"needed_hosts", hosts},
+         {"replicate_every", k.replicate_every()},
+         {"safe_step", nullptr}};
+  if (k.has_safe_step()) j["safe_step"] = k.safe_step();
+  if (k.has_kept_until()) j["kept_until"] = k.kept_until();
+  return j;
+}
+
 }  // namespace
 
 Json memory_json(const MemoryUse& memory) {
@@ -133,17 +146,7 @@ std::string status_json(const pb::JobStatus& s, const RunFacts& facts) {
   j["checkpoint_step"] = s.checkpoint_step();
   add_facts(s, facts, &j);
   j["kept_state"] = nullptr;
-  if (s.has_kept_state()) {
-    const pb::JobStatus::KeptState& k = s.kept_state();
-    Json hosts = Json::array();
-    for (const std::string& host : k.needed_hosts()) hosts.push_back(host);
-    j["kept_state"] = Json{{"step", k.step()},
-                           {"needed_hosts", hosts},
-                           {"replicate_every", k.replicate_every()},
-                           {"safe_step", nullptr}};
-    if (k.has_safe_step()) j["kept_state"]["safe_step"] = k.safe_step();
-    if (k.has_kept_until()) j["kept_state"]["kept_until"] = k.kept_until();
-  }
+  if (s.has_kept_state()) j["kept_state"] = kept_state_json(s.kept_state());
   j["run_dir"] = s.run_dir();
   j["address"] = s.address();
   j["coordinator"] = Json{{"host", s.coordinator_host()},
@@ -152,6 +155,10 @@ std::string status_json(const pb::JobStatus& s, const RunFacts& facts) {
   j["no_auth"] = s.no_auth();
   j["spares"] = s.spares();
   j["missing_slots"] = s.missing_slots();
+  j["wait_reason"] = nullptr;
+  if (s.wait_reason() != pb::JobStatus::NOTHING)
+    j["wait_reason"] =
+        enum_text(pb::JobStatus::WaitReason_Name(s.wait_reason()));
   j["scale"] = nullptr;
   if (s.scale() > 0) j["scale"] = s.scale();
   j["cordons"] = Json::array();

@@ -306,14 +306,20 @@ std::string last_step_row(const pb::StepMetrics& m) {
 
 }  // namespace
 
+std::string state_text(const pb::JobStatus& s) {
+  if (s.wait_reason() == pb::JobStatus::NOTHING)
+    return rundir::state_text(s.state());
+  return "waiting for " +
+         enum_text(pb::JobStatus::WaitReason_Name(s.wait_reason()));
+}
+
 std::string status_text(const pb::JobStatus& s, const RunFacts& f,
                         const Style& style) {
   const double share = s.steps() > 0 ? 100.0 * static_cast<double>(s.step()) /
                                            static_cast<double>(s.steps())
                                      : 0.0;
-  std::string out =
-      fmt::format("job {}: {}, step {} of {} ({:.0f}%)", s.job(),
-                  rundir::state_text(s.state()), s.step(), s.steps(), share);
+  std::string out = fmt::format("job {}: {}, step {} of {} ({:.0f}%)", s.job(),
+                                state_text(s), s.step(), s.steps(), share);
   if (!s.detail().empty()) out += "\n  " + s.detail();
   for (const pb::JobStatus::Problem& p : s.problems())
     out += "\n  " + problem_text(p);

@@ -17,6 +17,8 @@ namespace remesh::ctl {
 std::string settings_text(const pb::Parallel& parallel,
                           const std::string& recompute, int64_t recompute_every,
                           const pb::Mesh& mesh);
+// "running"; of a job that waits also for what: "waiting for shared memory".
+std::string state_text(const pb::JobStatus& s);
 // "journal: the disk is full, for 12.0s".
 std::string problem_text(const pb::JobStatus::Problem& problem);
 // Bytes by purpose, and "total".

@@ -512,6 +512,8 @@ Status ScriptedCluster::status(const Command&) {
       fmt::format("status: {} g{} step {}/{}",
                   enum_text(pb::JobStatus::State_Name(s.state())),
                   s.generation(), s.step(), s.steps());
+  if (s.wait_reason() != pb::JobStatus::NOTHING)
+    text += " for=" + pb::JobStatus::WaitReason_Name(s.wait_reason());
   if (s.has_mesh()) text += mesh_text(s.mesh());
   if (!s.pinned().empty()) text += " pinned";
   if (s.scale() > 0) text += fmt::format(" scale={}", s.scale());

@@ -347,6 +347,40 @@ TEST(Restart, TheMeshThatIsAdoptedWasMeasuredBefore) {
       << core.durable().assignment().prediction();
 }
 
+TEST(Status, AJobWaitsForWorkersAlsoIfOnlyAnAnswerIsMissing) {
+  Roster roster;
+  pb::Durable d;
+  d.set_state_job(1);
+  pb::Report r = report("a", 0);  // without a list of its states
+  for (int64_t now = 0; now <= 3000; now += 100) {
+    r.set_seq(r.seq() + 1);
+    roster.on_report(r, d, kSilentMs, now);
+    (void)roster.expire(d, /*dead_after_ms=*/60'000, now);
+  }
+  const Options options;
+  const std::optional<planner::JobShape> shape;
+  const MeshPolicy policy(small_job(), shape);
+  const StepLedger ledger;
+  const std::deque<pb::EventRecord> events;
+  Gathering::Wait wait;
+  const auto status = [&] {
+    return StatusReporter().status(
+        {.view = {.roster = roster, .durable = d, .now_ms = 3000},
+         .options = options,
+         .shape = shape,
+         .policy = policy,
+         .ledger = ledger,
+         .waiting_for = wait,
+         .events = events});
+  };
+  EXPECT_EQ(status().detail(), "waiting for a on host-a to list its states");
+  EXPECT_EQ(status().wait_reason(), pb::JobStatus::WORKERS);
+  wait = {pb::JobStatus::SHARED_MEMORY, "host-b is full"};
+  EXPECT_EQ(status().wait_reason(), pb::JobStatus::SHARED_MEMORY);
+  d.set_phase(pb::Durable::PREPARING);
+  EXPECT_EQ(status().wait_reason(), pb::JobStatus::NOTHING);
+}
+
 // Whatever is restored, what comes first is in the journal with a younger
 // epoch, so that nothing of the older life can be mistaken for it.
 TEST(Restart, JournalsANewerEpochFirst) {

@@ -466,6 +466,26 @@ TEST_F(RenderTest, StatusSaysWhatTheLossOfAHostWouldCost) {
   EXPECT_EQ(row().find("in memory"), std::string::npos);
 }
 
+TEST_F(RenderTest, StatusSaysWhatAJobWaitsFor) {
+  pb::JobStatus s = status();
+  s.set_state(pb::JobStatus::WAITING);
+  const auto shown = [&] {
+    const auto j = nlohmann::json::parse(status_json(s, {}))["wait_reason"];
+    return state_text(s) + "; " + (j.is_null() ? "-" : j.get<std::string>());
+  };
+  EXPECT_EQ(shown(), "waiting; -");
+  s.set_wait_reason(pb::JobStatus::WORKERS);
+  EXPECT_EQ(shown(), "waiting for workers; workers");
+  s.set_wait_reason(pb::JobStatus::FINISHED_STEPS);
+  EXPECT_EQ(shown(), "waiting for finished steps; finished steps");
+  s.set_wait_reason(pb::JobStatus::SHARED_MEMORY);
+  EXPECT_EQ(shown(), "waiting for shared memory; shared memory");
+  s.set_wait_reason(pb::JobStatus::ROOM_TO_SAVE);
+  EXPECT_EQ(shown(), "waiting for room to save; room to save");
+  EXPECT_EQ(status_text(s, {}, {}).find("job books: waiting for room to save,"),
+            0U);
+}
+
 TEST_F(RenderTest, StatusOfARunThatHasEndedSaysHow) {
   pb::JobStatus s;
   s.set_job("books");
