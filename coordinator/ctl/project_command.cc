@@ -101,8 +101,8 @@ Projection projection_of(const ProjectOptions& o,
   };
   p.from_checkpoints = way(planner::goodput(p.restart, p.interval_s));
   p.from_memory = way(planner::goodput(p.memory));
-  p.power_w =
-      planner::device_power_w(cluster.device().busy_w(), plan.cost.terms);
+  p.power_w = planner::device_power_w(
+      cluster.device().busy_w(), cluster.device().idle_w(), plan.cost.terms);
   p.price = o.price_per_hour >= 0 ? o.price_per_hour
                                   : cluster.device().price_per_hour();
   return p;

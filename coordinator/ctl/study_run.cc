@@ -121,7 +121,8 @@ Result<StudyRun> StudyRuns::predict(const json& object) {
                    }));
   StudyRun out{.plan = {},
                .machine = planner::machine_of(cluster->cluster),
-               .busy_w = cluster->cluster.device().busy_w()};
+               .busy_w = cluster->cluster.device().busy_w(),
+               .idle_w = cluster->cluster.device().idle_w()};
   SearchRequest q{.machine = out.machine, .model = model->model};
   q.devices = count(&s, "devices", 0);
   geometry::Layout l;
@@ -148,7 +149,7 @@ Result<StudyRun> StudyRuns::predict(const json& object) {
 Result<double> study_metric(const StudyRun& run, const std::string& name) {
   const planner::StepCost& c = run.plan.cost;
   const double devices = run.plan.layout.world();
-  const double watts = planner::device_power_w(run.busy_w, c.terms);
+  const double watts = planner::device_power_w(run.busy_w, run.idle_w, c.terms);
   const double flops = megatron_flops(run.plan) / c.total_s / devices;
   const std::map<std::string, double> metrics = {
       {"tokens_per_s", c.tokens_per_s},

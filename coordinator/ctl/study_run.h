@@ -13,7 +13,8 @@ namespace remesh::ctl {
 struct StudyRun {
   planner::Plan plan;
   planner::Machine machine;
-  double busy_w = 0;
+  double busy_w = 0;  // of a device, as is idle_w
+  double idle_w = 0;
 };
 
 // Reads descriptions once.

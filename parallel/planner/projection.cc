@@ -5,10 +5,10 @@
 
 namespace remesh::planner {
 
-double device_power_w(double busy_w, const Terms& t) {
+double device_power_w(double busy_w, double idle_w, const Terms& t) {
   const double waiting =
       (t.exposed() + t.bubble + t.straggle) / std::max(t.total(), 1e-300);
-  return busy_w * (1 - (1 - kWaiting) * waiting);
+  return busy_w - (1 - kWaiting) * std::max(busy_w - idle_w, 0.0) * waiting;
 }
 
 double young_interval_s(const CheckpointRestart& c) {

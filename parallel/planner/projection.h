@@ -7,11 +7,11 @@
 namespace remesh::planner {
 
 // Mean power of a device in a step, W. A device that waits for messages or for
-// other stages takes kWaiting of its power under load: its communication
-// kernels spin. Chosen by arXiv 2411.13055, where 37 % less throughput came
-// with 6 % less power. 0 if the power under load is unknown.
-inline constexpr double kWaiting = 0.84;
-double device_power_w(double busy_w, const Terms& step);
+// other stages takes its idle power and kWaiting of what load adds to that: its
+// communication kernels spin. Chosen by arXiv 2411.13055, where 37 % less
+// throughput came with 6 % less power. 0 if the power under load is unknown.
+inline constexpr double kWaiting = 0.82;
+double device_power_w(double busy_w, double idle_w, const Terms& step);
 
 // Failures arrive independently, at a constant rate. Times in seconds.
 //

@@ -76,9 +76,11 @@ TEST(Projection, RecoveryFromMemoryCostsWhatItSays) {
 TEST(Projection, ADeviceThatWaitsTakesLessPower) {
   Terms t;
   t.gemm = 3;
-  EXPECT_DOUBLE_EQ(device_power_w(700, t), 700);
+  EXPECT_DOUBLE_EQ(device_power_w(700, 80, t), 700);
   t.data = 1;
-  EXPECT_DOUBLE_EQ(device_power_w(700, t), 700 * (1 - 0.16 / 4));
+  EXPECT_NEAR(device_power_w(700, 80, t), 700 - 0.18 * 620 / 4, 1e-9);
+  EXPECT_NEAR(device_power_w(700, 0, t), 700 - 0.18 * 700 / 4, 1e-9);
+  EXPECT_DOUBLE_EQ(device_power_w(0, 80, t), 0) << "unknown";
 }
 
 }  // namespace
