@@ -67,7 +67,6 @@ class Cluster {
       w.report.set_cores(kSlots);
       w.report.set_memory_bytes(uint64_t{1} << 40);
       w.report.set_state_room(uint64_t{1} << 39);
-      w.report.set_state_room_total(uint64_t{1} << 39);
       w.report.set_has_inventory(true);
       w.report.set_state(pb::Report::IDLE);
       by_name_[w.report.worker()] = i;

@@ -126,8 +126,7 @@ Status check_worker(const pb::Report& r, const Known& known) {
                                    kMaxHardware));
   RETURN_IF_ERROR(in_range("slots", r.slots(), 0, kMaxSlots));
   RETURN_IF_ERROR(in_range("cores", r.cores(), 0, kMaxCores));
-  for (const uint64_t bytes :
-       {r.memory_bytes(), r.state_room_total(), r.state_room()})
+  for (const uint64_t bytes : {r.memory_bytes(), r.state_room()})
     RETURN_IF_ERROR(in_range<uint64_t>("bytes", bytes, 0, kMaxBytes));
   RETURN_IF_ERROR(in_range<int64_t>(
       "generation", r.generation(), 0,

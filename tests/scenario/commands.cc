@@ -528,8 +528,6 @@ Status ScriptedCluster::status(const Command&) {
   for (const pb::Cordon& k : s.cordons())
     text += fmt::format(" {}={:.0f}s", k.host(), k.remaining_s());
   text += fmt::format(" dropped={}", s.dropped());
-  for (const auto& [name, w] : workers_)
-    if (w.dropped > 0) text += fmt::format(" {}-dropped={}", name, w.dropped);
   say(text);
   return ok_status();
 }

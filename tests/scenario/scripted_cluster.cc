@@ -134,9 +134,7 @@ void ScriptedCluster::tick_worker(Worker& w) {
     return !apart && r.second->alive && !r.second->stopped && !r.second->stuck;
   });
   agent::Tick t;
-  if (w.room >= 0)
-    t.room = {.total = uint64_t{1} << 40,
-              .room = static_cast<uint64_t>(w.room)};
+  if (w.room >= 0) t.state_room = static_cast<uint64_t>(w.room);
   for (auto& [rank, r] : w.ranks) {
     if (r.alive && moving && w.generation == live_) ++r.progress;
     t.samples.push_back(sample(r));
@@ -277,7 +275,6 @@ void ScriptedCluster::act(Worker& w, const agent::Action& action) {
     const std::string text = report_text(s->report);
     if (w.said != text) say(text);
     w.said = text;
-    w.dropped = s->report.dropped();
     to_coordinator(w, core::ReportReceived{s->report});
   } else if (const auto* f = std::get_if<agent::SendFence>(&action)) {
     to_coordinator(w, core::FenceReceived{f->fence});

@@ -74,7 +74,6 @@ class ScriptedCluster {
     std::string spawn_error;   // the next start fails
     std::string said;          // last printed report and directive
     std::string told;
-    uint64_t dropped = 0;
   };
   using Handler = Status (ScriptedCluster::*)(const Command&);
   struct Verb {

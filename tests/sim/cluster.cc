@@ -605,11 +605,9 @@ void Cluster::worker_tick(const std::string& name, uint64_t incarnation) {
           ++r.progress;
         tick.samples.push_back(sample(r));
       }
-    if (calm_) {
-      const uint64_t room = uint64_t{1}
-                            << (bad_of(w.host) == Bad::kSmall ? 20 : 40);
-      tick.room = {.total = room, .room = room};
-    }
+    if (calm_)
+      tick.state_room = uint64_t{1}
+                        << (bad_of(w.host) == Bad::kSmall ? 20 : 40);
     drive_worker(w, tick);
     if (!w.agent || w.incarnation != incarnation) return;
     attack_worker(w);

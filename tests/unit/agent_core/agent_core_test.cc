@@ -344,7 +344,6 @@ TEST_F(AgentTest, WhatIsForAnotherWorkerHasNoEffect) {
   now_ += 1000;
   const auto reports = of<SendReport>(on(Tick{}));
   ASSERT_EQ(reports.size(), 1u);
-  EXPECT_EQ(reports[0].report.dropped(), 2u);
   EXPECT_EQ(reports[0].report.state(), pb::Report::RUNNING);
 }
 
@@ -590,10 +589,9 @@ TEST_F(AgentTest, ReportsTheRoomForStatesIfItIsKnown) {
   ASSERT_EQ(unknown.size(), 1u);
   EXPECT_FALSE(unknown[0].report.has_state_room());
   now_ += 1000;
-  const auto known = of<SendReport>(on(Tick{{}, {.total = 100, .room = 0}}));
+  const auto known = of<SendReport>(on(Tick{{}, 0}));
   ASSERT_EQ(known.size(), 1u);
-  EXPECT_EQ(known[0].report.state_room_total(), 100u);
-  EXPECT_TRUE(known[0].report.has_state_room());
+  EXPECT_TRUE(known[0].report.has_state_room()) << "there is none left";
 }
 
 TEST_F(AgentTest, RemovedStatesAreNoLongerReported) {

@@ -97,8 +97,7 @@ TEST_F(WorkerStatesTest, AreNoLongerReportedOnceRemoved) {
   start_one("a");
   const auto a = assignment({"a"}, 2, "step_ms=1");
   run_generation(c, a);
-  EXPECT_GT(c.report("a").state_room_total(), 0u);
-  EXPECT_LE(c.report("a").state_room(), c.report("a").state_room_total());
+  EXPECT_GT(c.report("a").state_room(), 0u);
   c.want(pb::Directive::FINISH, a);
   ASSERT_TRUE(c.reach({"a"}, pb::Report::QUIESCED, a.generation()));
   ASSERT_EQ(c.report("a").holdings_size(), 4);

@@ -48,7 +48,7 @@ std::vector<Action> Agent::on(const Event& event, int64_t now_ms) {
 // ---------------------------------------------------------------- handlers
 
 void Agent::handle(const Tick& e) {
-  room_ = e.room;
+  state_room_ = e.state_room;
   for (const RankSample& s : e.samples) absorb(s);
   const bool fences_open =
       busy_ && std::any_of(fences_.begin(), fences_.end(), [this](auto& f) {
@@ -118,10 +118,7 @@ void Agent::handle(const DirectiveReceived& e) {
   const bool old = d.epoch() < epoch_ ||
                    (d.epoch() == epoch_ && d.seq() <= directive_seq_) ||
                    d.generation() < generation_;
-  if (!is_mine(d) || old || !limits::check(d).ok()) {
-    ++dropped_;
-    return;
-  }
+  if (!is_mine(d) || old || !limits::check(d).ok()) return;
   const bool new_coordinator = d.epoch() > epoch_ && epoch_ != 0;
   epoch_ = d.epoch();
   directive_seq_ = d.seq();
@@ -159,10 +156,8 @@ void Agent::handle(const HardwareMeasured& e) {
 void Agent::handle(const FenceOutReceived& e) {
   const pb::FenceOut& f = e.fence;
   if (!busy_ || f.generation() != ranks_generation_ ||
-      !fences_.contains(f.index()) || fence_done_.contains(f.index())) {
-    ++dropped_;
+      !fences_.contains(f.index()) || fence_done_.contains(f.index()))
     return;
-  }
   fence_done_[f.index()] = true;
   act(CompleteFence{f.generation(), f.index(), f.blob()});
 }

@@ -35,16 +35,10 @@ struct RankSample {
   pb::RankStatus status;  // rank set; exit fields unset
   std::vector<pb::StepMetrics> steps;
 };
-// The file system that holds the states: its bytes, and those that are free or
-// taken by states of the job. total 0: unknown, or without a limit.
-struct StateRoom {
-  uint64_t total = 0;
-  uint64_t room = 0;
-};
 // At least every report_every_ms(), and soon after a board changed.
 struct Tick {
   std::vector<RankSample> samples;
-  StateRoom room = {};
+  std::optional<uint64_t> state_room = {};  // for Report.state_room
 };
 struct DirectiveReceived {
   pb::Directive directive;
@@ -298,7 +292,7 @@ class Agent {
   uint64_t state_job_ = 0;
   TakeInventory asked_;
   std::optional<InventoryTaken> inventory_;
-  StateRoom room_;
+  std::optional<uint64_t> state_room_;
   bool handoff_requested_ = false;  // the ranks stop without saving
   // The ranks stopped without a coordinator and saved.
   bool saved_alone_ = false;
@@ -318,7 +312,6 @@ class Agent {
   bool dirty_ = false;
   bool urgent_ = false;
   int64_t reported_ms_ = -1;
-  uint64_t dropped_ = 0;
   bool exited_ = false;
 };
 

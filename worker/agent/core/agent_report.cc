@@ -36,15 +36,11 @@ void Agent::report() {
   r.set_coordinator_epoch(epoch_);
   if (directive_ && directive_->generation() == generation_)
     r.set_proof(directive_->proof());
-  if (room_.total > 0) {
-    r.set_state_room_total(room_.total);
-    r.set_state_room(room_.room);
-  }
+  if (state_room_) r.set_state_room(*state_room_);
   r.set_build(options_.build);
   wire::set_protocol(options_.protocol, &r);
   if (directive_ && directive_->want_hardware() && !hardware_.empty())
     r.set_hardware(hardware_);
-  r.set_dropped(dropped_);
   r.set_busy(busy_);
   if (inventory_ && !busy_) {
     r.set_has_inventory(true);

@@ -393,16 +393,17 @@ Status Scratch::make_state_folder() {
   return make_private_folder(state_folder());
 }
 
-StateRoom Scratch::state_room(uint64_t job) const {
+std::optional<uint64_t> Scratch::state_room(uint64_t job) const {
   struct statvfs room {};
-  if (statvfs(shared_.c_str(), &room) != 0) return {};
-  StateRoom out{.total = room.f_blocks * room.f_frsize,
-                .room = room.f_bavail * room.f_frsize};
+  // A file system without blocks has no limit.
+  if (statvfs(shared_.c_str(), &room) != 0 || room.f_blocks == 0)
+    return std::nullopt;
+  uint64_t out = room.f_bavail * room.f_frsize;
   // What they take: parts of a segment may have no memory.
   struct stat file {};
   for (const auto& f : memory::list_segments(state_folder(), job))
     if (stat(f.path.c_str(), &file) == 0)
-      out.room += std::min<uint64_t>(f.bytes, 512 * file.st_blocks);
+      out += std::min<uint64_t>(f.bytes, 512 * file.st_blocks);
   return out;
 }
 

@@ -25,12 +25,12 @@
 
 #include <cstdint>
 #include <memory>
+#include <optional>
 #include <string>
 #include <vector>
 
 #include "checkpoint/memory/segment_directory.h"
 #include "proto/base/status.h"
-#include "worker/agent/core/agent.h"
 #include "worker/agent/shell/process.h"
 
 namespace remesh::agent {
@@ -77,8 +77,9 @@ class Scratch {
   // fails if there is not enough memory.
   std::string state_folder() const;
   Status make_state_folder();
-  // Room in SHARED.
-  StateRoom state_room(uint64_t job) const;
+  // Bytes of SHARED that are free or taken by states of the job; none: unknown,
+  // or there is no limit.
+  std::optional<uint64_t> state_room(uint64_t job) const;
   // To be called every minute: touches the job's states and removes old states
   // of other jobs here and of all jobs of dead workers, and unclaimed ones.
   // With `job` 0 (unknown yet) it leaves this worker's states alone. Returns

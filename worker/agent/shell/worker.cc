@@ -406,10 +406,10 @@ void Worker::on_tick() {
     ticked_ms_ = now;
     if (now - room_ms_ >= kMeasureRoomMs) {
       room_ms_ = now;
-      room_ = scratch_->state_room(state_job_);
+      state_room_ = scratch_->state_room(state_job_);
       look_for_lost_states();
     }
-    feed(Tick{launcher_->samples(), room_});
+    feed(Tick{launcher_->samples(), state_room_});
   }
   if (hardware_ && hardware_->done) {
     log_->info("hardware", {{"description", hardware_->result}});

@@ -158,7 +158,7 @@ class Worker {
   uint64_t state_job_ = 0;  // job whose states are kept here; 0: unknown yet
   int64_t states_refreshed_ms_ = 0;
   InventoryTaken inventory_;  // the last one
-  StateRoom room_;
+  std::optional<uint64_t> state_room_;
   int64_t room_ms_ = INT64_MIN / 2;  // when it was measured
   States states_after_ = States::kKept;
   std::optional<int> exit_code_;
