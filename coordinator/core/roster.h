@@ -74,7 +74,7 @@ class Roster {
     Said said;                         // in it
     std::map<int, Progress> progress;  // by rank
     // A core of its host, if it has reported measurements that can be used; and
-    // whether it has reported any.
+    // whether it has reported any, or why there are none.
     std::optional<planner::Machine> core;
     bool hardware_known = false;
 

@@ -249,6 +249,8 @@ void clean(pb::Report* report) {
     }
     clean_lines(r.mutable_log_tail());
   }
+  clean_text(report, &pb::Report::hardware_error,
+             &pb::Report::mutable_hardware_error);
   clean_lines(report->mutable_damaged());
   for (pb::StateHolding& h : *report->mutable_holdings()) {
     h.clear_worker();

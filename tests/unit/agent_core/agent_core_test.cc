@@ -430,6 +430,18 @@ TEST_F(AgentTest, MeasuresTheHardwareOnceAndReportsItOnRequest) {
   EXPECT_EQ(reported(ask(false)), "");
 }
 
+TEST_F(AgentTest, ReportsWhyTheHardwareIsNotKnown) {
+  pb::Directive d = directive(++seq_, 0, pb::Directive::IDLE, 1);
+  d.set_want_hardware(true);
+  on(DirectiveReceived{d});
+  const auto reports = of<SendReport>(on(HardwareMeasured{.error = "broken"}));
+  ASSERT_EQ(reports.size(), 1U);
+  EXPECT_FALSE(reports[0].report.has_hardware());
+  EXPECT_EQ(reports[0].report.hardware_error(), "broken");
+  d.set_seq(++seq_);
+  EXPECT_TRUE(of<MeasureHardware>(on(DirectiveReceived{d})).empty());
+}
+
 TEST_F(AgentTest, ReportsItsHoldingsBeforeAnAssignmentAndWithQuiesced) {
   auto asked = of<TakeInventory>(direct(pb::Directive::IDLE, 0));
   ASSERT_EQ(asked.size(), 1u);

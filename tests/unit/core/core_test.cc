@@ -361,7 +361,6 @@ TEST(Status, AJobWaitsForWorkersAlsoIfOnlyAnAnswerIsMissing) {
   const std::optional<planner::JobShape> shape;
   const MeshPolicy policy(small_job(), shape);
   const StepLedger ledger;
-  const std::deque<pb::EventRecord> events;
   Gathering::Wait wait;
   const auto status = [&] {
     return StatusReporter().status(
@@ -370,8 +369,7 @@ TEST(Status, AJobWaitsForWorkersAlsoIfOnlyAnAnswerIsMissing) {
          .shape = shape,
          .policy = policy,
          .ledger = ledger,
-         .waiting_for = wait,
-         .events = events});
+         .waiting_for = wait});
   };
   EXPECT_EQ(status().detail(), "waiting for a on host-a to list its states");
   EXPECT_EQ(status().wait_reason(), pb::JobStatus::WORKERS);

@@ -147,7 +147,7 @@ TEST(MeshPolicy, WaitsBrieflyForTheHardwareOfNewWorkers) {
   EXPECT_TRUE(f.policy.awaits_hardware(f.view(200)));
   EXPECT_FALSE(f.policy.awaits_hardware(f.view(60'000)));
   pb::Report none = report("b", 0);
-  none.set_hardware("# no program");  // it could not be measured
+  none.set_hardware_error("no program");
   f.hear(none, 300);
   EXPECT_FALSE(f.policy.awaits_hardware(f.view(400)));
   EXPECT_FALSE(Fixture().policy.wants_hardware());

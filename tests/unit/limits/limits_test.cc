@@ -239,18 +239,20 @@ TEST(Plausible, ASourceOfALaterReleaseIsRefused) {
   EXPECT_FALSE(check(d).ok());
 }
 
-TEST(Plausible, TextsOfRanksAreCleanedInsteadOfRefused) {
+TEST(Plausible, TextsForPeopleAreCleanedInsteadOfRefused) {
   pb::Report r = good_report();
   r.mutable_ranks(0)->set_last_log(
       "\x1b[31mloss\tis 3\xc2\x9b"
       "1m \xc3\xa9");
   r.mutable_ranks(0)->add_log_tail(std::string(5000, 'x') + "\n");
   r.mutable_ranks(0)->set_error("plain");
+  r.set_hardware_error(std::string(5000, 'x'));
   ASSERT_TRUE(check(r, kKnown).ok());
   clean(&r);
   EXPECT_EQ(r.ranks(0).last_log(), "?[31mloss?is 3??1m \xc3\xa9");
   EXPECT_EQ(r.ranks(0).log_tail(0).size(), kMaxText);
   EXPECT_EQ(r.ranks(0).error(), "plain");
+  EXPECT_EQ(r.hardware_error().size(), kMaxText);
 }
 
 // A megabyte of it would be in every status.

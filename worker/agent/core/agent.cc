@@ -141,7 +141,7 @@ void Agent::handle(const DirectiveReceived& e) {
     // It counts requests from 0: what was asked of it so far is new.
     request_base_ = busy_ ? -sent_request_.checkpoint_request : 0;
   }
-  if (d.want_hardware() && hardware_.empty() && !measuring_) {
+  if (d.want_hardware() && !hardware_ && !measuring_) {
     measuring_ = true;
     act(MeasureHardware{});
   }
@@ -149,7 +149,7 @@ void Agent::handle(const DirectiveReceived& e) {
 
 void Agent::handle(const HardwareMeasured& e) {
   measuring_ = false;
-  hardware_ = e.text;
+  hardware_ = e;
   urgent_ = true;
 }
 

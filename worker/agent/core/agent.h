@@ -86,9 +86,11 @@ struct InventoryTaken {
   std::vector<pb::StateHolding> holdings;
   std::vector<std::string> damaged;  // error messages
 };
-// Answer to MeasureHardware: a description, or why there is none.
+// Answer to MeasureHardware: a description or, if that is "", why there is
+// none.
 struct HardwareMeasured {
-  std::string text;
+  std::string description;
+  std::string error;
 };
 // The coordinator at the address does not take this worker. RETRY: the worker
 // keeps reporting. OTHER_JOB: it exits, but once it has had a directive it
@@ -260,8 +262,7 @@ class Agent {
   int64_t report_every_ms_ = 100;
   int64_t dead_after_ms_ = 2000;
 
-  // Measurements of this host; "" until there are some.
-  std::string hardware_;
+  std::optional<HardwareMeasured> hardware_;
   bool measuring_ = false;
 
   // The generation that the worker is fenced at.

@@ -39,8 +39,12 @@ void Agent::report() {
   if (state_room_) r.set_state_room(*state_room_);
   r.set_build(options_.build);
   wire::set_protocol(options_.protocol, &r);
-  if (directive_ && directive_->want_hardware() && !hardware_.empty())
-    r.set_hardware(hardware_);
+  if (directive_ && directive_->want_hardware() && hardware_) {
+    if (hardware_->description.empty())
+      r.set_hardware_error(hardware_->error);
+    else
+      r.set_hardware(hardware_->description);
+  }
   r.set_busy(busy_);
   if (inventory_ && !busy_) {
     r.set_has_inventory(true);

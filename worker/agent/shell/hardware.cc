@@ -3,8 +3,6 @@
 #include <sys/mman.h>
 #include <unistd.h>
 
-#include <algorithm>
-
 #include "proto/base/child.h"
 #include "proto/limits/plausible.h"
 
@@ -23,24 +21,25 @@ std::string content_of(int fd) {
 
 }  // namespace
 
-std::string describe_hardware(const std::string& program) {
+HardwareMeasured describe_hardware(const std::string& program) {
   const int fd = memfd_create("hardware", MFD_CLOEXEC);
-  if (fd < 0) return "# no memory for the output of " + program;
+  if (fd < 0) return {.error = "no memory for the output of " + program};
   const auto child =
       start_child({.argv = {program, "--core"}, .output_fd = fd});
-  std::string out;
+  HardwareMeasured out;
   if (!child.ok()) {
-    out = "# " + child.status().message();
+    out.error = child.status().message();
   } else {
     const int status = wait_or_kill(*child, kTimeoutMs);
-    out = content_of(fd);
+    const std::string text = content_of(fd);
     if (status == -1)
-      out = "# " + program + " did not end";
-    else if (status != 0 || out.empty())
-      out = "# " + program + " failed: " + out;
+      out.error = program + " did not end";
+    else if (status != 0 || text.empty())
+      out.error = program + " failed: " + text;
+    else
+      out.description = text;
   }
   close(fd);
-  out.resize(std::min(out.size(), limits::kMaxHardware));
   return out;
 }
 

@@ -3,11 +3,13 @@
 
 #include <string>
 
+#include "worker/agent/core/agent.h"
+
 namespace remesh::agent {
 
 // What `program`, remesh-measure, prints with --core: a description that has
-// been made on this host before, or a new one, which takes a second or two. Or
-// why there is none. Blocks: call it in a thread of its own.
-std::string describe_hardware(const std::string& program);
+// been made on this host before, or a new one, which takes a second or two.
+// Blocks: call it in a thread of its own.
+HardwareMeasured describe_hardware(const std::string& program);
 
 }  // namespace remesh::agent

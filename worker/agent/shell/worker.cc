@@ -304,11 +304,11 @@ void Worker::act(const CompleteFence& action) {
 }
 
 void Worker::act(const MeasureHardware&) {
-  const auto program = program_beside("remesh-measure");
-  if (!program.ok())
-    return feed(HardwareMeasured{"# " + program.status().message()});
-  hardware_ = Background<std::string>::start(
-      [program = *program] { return describe_hardware(program); });
+  hardware_ = Background<HardwareMeasured>::start([] {
+    const auto program = program_beside("remesh-measure");
+    return program.ok() ? describe_hardware(*program)
+                        : HardwareMeasured{.error = program.status().message()};
+  });
 }
 
 void Worker::act(const SetRequest& action) {
@@ -412,8 +412,10 @@ void Worker::on_tick() {
     feed(Tick{launcher_->samples(), state_room_});
   }
   if (hardware_ && hardware_->done) {
-    log_->info("hardware", {{"description", hardware_->result}});
-    feed(HardwareMeasured{std::exchange(hardware_, nullptr)->result});
+    const HardwareMeasured e = std::exchange(hardware_, nullptr)->result;
+    log_->info("hardware",
+               {{"description", e.description}, {"error", e.error}});
+    feed(e);
   }
   look_for_coordinator(now);
   watch_silence(now);

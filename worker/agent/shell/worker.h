@@ -151,7 +151,7 @@ class Worker {
   // What the run directory and the key files say, which a thread reads: they
   // may hang.
   std::shared_ptr<Background<Lookup>> lookup_;
-  std::shared_ptr<Background<std::string>> hardware_;  // a thread measures it
+  std::shared_ptr<Background<HardwareMeasured>> hardware_;  // being measured
   int64_t ticked_ms_ = 0;  // last Tick passed to the core
   std::deque<Event> events_;
   bool feeding_ = false;
