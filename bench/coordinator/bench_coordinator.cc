@@ -30,7 +30,6 @@
 #include "parallel/jobfile/jobfile.h"
 #include "proto/base/check.h"
 #include "proto/base/exit_code.h"
-#include "proto/base/rank_phase.h"
 
 namespace remesh::bench {
 namespace {
@@ -188,7 +187,7 @@ class Cluster {
       pb::RankStatus& s = *w.report.add_ranks();
       s.set_rank(p.rank());
       s.set_pid(10'000 + p.rank());
-      s.set_phase(static_cast<int32_t>(RankPhase::kCompute));
+      s.set_phase(pb::RankStatus::COMPUTE);
       s.set_checkpoint_step(-1);
       s.set_os_state("R");
       s.set_rss_bytes(uint64_t{1} << 34);

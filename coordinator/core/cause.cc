@@ -12,7 +12,6 @@
 #include "proto/base/check.h"
 #include "proto/base/exit_code.h"
 #include "proto/base/process.h"
-#include "proto/base/rank_phase.h"
 #include "proto/base/text.h"
 
 namespace remesh::core {
@@ -178,8 +177,7 @@ bool died_like(const pb::RankStatus& s, const pb::RankStatus& first) {
     return false;
   if (s.signal() != 0) return died_of_itself(s);
   return s.exit_code() == first.exit_code() && s.exit_code() != 0 &&
-         (tells_why(s.exit_code()) ||
-          s.phase() == static_cast<int>(RankPhase::kStarting));
+         (tells_why(s.exit_code()) || s.phase() == pb::RankStatus::STARTING);
 }
 
 std::optional<size_t> first_death(const std::vector<RankView>& ranks) {

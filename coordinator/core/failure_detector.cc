@@ -8,7 +8,6 @@
 #include "coordinator/core/durable.h"
 #include "coordinator/core/recovery.h"
 #include "proto/base/exit_code.h"
-#include "proto/base/rank_phase.h"
 #include "proto/base/text.h"
 
 namespace remesh::core {
@@ -42,8 +41,7 @@ void locate(const RankView& r, const pb::Durable& d, Failure* f) {
   const pb::RankStatus& s = *r.status;
   f->hosts = {r.host};
   f->at_start = s.committed_step() <= d.assignment().source().step();
-  f->before_training =
-      f->at_start && s.phase() < static_cast<int>(RankPhase::kCompute);
+  f->before_training = f->at_start && s.phase() < pb::RankStatus::COMPUTE;
 }
 
 bool any_exited(const pb::Report& r) {

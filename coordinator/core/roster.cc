@@ -161,7 +161,10 @@ std::optional<Roster::Changes> Roster::on_report(const pb::Report& r,
 }
 
 void Roster::Member::take(const pb::Report& newest, int64_t now_ms) {
-  take_hardware(newest);
+  if (!hardware_known) {
+    hardware_known = newest.has_hardware() || newest.has_hardware_error();
+    if (newest.has_hardware()) core = core_from(newest.hardware());
+  }
   report = newest;
   reported = true;
   ++reports_in_phase;
@@ -169,12 +172,6 @@ void Roster::Member::take(const pb::Report& newest, int64_t now_ms) {
   disconnected_ms = -1;
   cut_off = false;
   barred.clear();
-}
-
-void Roster::Member::take_hardware(const pb::Report& r) {
-  if (hardware_known) return;
-  hardware_known = r.has_hardware() || r.has_hardware_error();
-  if (r.has_hardware()) core = core_from(r.hardware());
 }
 
 std::string Roster::host_of(const pb::Report& r) const {

@@ -9,7 +9,6 @@
 #include "coordinator/rundir/lines.h"
 #include "coordinator/rundir/run_dir.h"
 #include "proto/base/json_output.h"
-#include "proto/base/rank_phase.h"
 #include "proto/base/text.h"
 
 namespace remesh::ctl {
@@ -36,7 +35,7 @@ Json rank_json(const pb::RankStatus& r, const std::string& host) {
   Json j{{"rank", r.rank()},
          {"host", host},
          {"pid", r.pid()},
-         {"phase", rank_phase_name(static_cast<RankPhase>(r.phase()))},
+         {"phase", enum_text(pb::RankStatus::Phase_Name(r.phase()))},
          {"step", r.step()},
          {"microbatch", r.microbatch()},
          {"committed_step", r.committed_step()},

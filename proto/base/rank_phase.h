@@ -1,12 +1,12 @@
 // What a rank tells its worker daemon about itself and what the daemon asks of
-// it. Both values cross processes: in shared memory (worker/board) and, the
-// phase, in RankStatus.phase (control.proto).
+// it, in shared memory (worker/board).
 #pragma once
 
 #include <cstdint>
 
 namespace remesh {
 
+// In the order of RankStatus.Phase.
 enum class RankPhase : uint32_t {
   kStarting = 0,  // before MPI_Init
   kConnecting,    // in MPI_Init
@@ -19,8 +19,6 @@ enum class RankPhase : uint32_t {
   kStopping,    // finalizing
   kEnded,
 };
-// "starting", "connecting" ...; "unknown" for other values.
-const char* rank_phase_name(RankPhase phase);
 
 // The daemon's request to a rank: bits.
 inline constexpr uint32_t kRequestStop = 1;   // save and stop at the next step

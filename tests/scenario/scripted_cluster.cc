@@ -146,6 +146,7 @@ void ScriptedCluster::tick_worker(Worker& w) {
 agent::RankSample ScriptedCluster::sample(Rank& r) {
   agent::RankSample s;
   s.status.set_rank(r.rank);
+  s.status.set_phase(pb::RankStatus::STARTING);
   s.status.set_step(r.committed + 1);
   s.status.set_committed_step(r.committed);
   s.status.set_progress(r.progress);

@@ -620,6 +620,7 @@ void Cluster::worker_tick(const std::string& name, uint64_t incarnation) {
 agent::RankSample Cluster::sample(Rank& r) {
   agent::RankSample s;
   s.status.set_rank(r.rank);
+  s.status.set_phase(pb::RankStatus::STARTING);
   s.status.set_step(r.step);
   s.status.set_committed_step(r.committed);
   s.status.set_progress(r.progress);
@@ -628,8 +629,8 @@ agent::RankSample Cluster::sample(Rank& r) {
   s.status.set_os_state(r.stopped ? "T" : "S");
   if (const auto w = worlds_.find(r.generation);
       w != worlds_.end() && w->second->connected && r.committed >= 0)
-    s.status.set_phase(static_cast<int>(RankPhase::kCompute));
-  if (r.finalizing) s.status.set_phase(static_cast<int>(RankPhase::kStopping));
+    s.status.set_phase(pb::RankStatus::COMPUTE);
+  if (r.finalizing) s.status.set_phase(pb::RankStatus::STOPPING);
   if (const auto w = worlds_.find(r.generation);
       w != worlds_.end() && cut_apart(*w->second))
     s.status.set_waits(true);

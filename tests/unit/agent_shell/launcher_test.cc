@@ -147,7 +147,7 @@ TEST_F(LauncherTest, RanksFormOneWorldAndEnd) {
     EXPECT_EQ(e.exit_code, 0) << e.rank << ": " << e.last_log;
     EXPECT_EQ(e.signal, 0);
     EXPECT_EQ(e.sample.status.committed_step(), 5);
-    EXPECT_EQ(e.sample.status.phase(), static_cast<int>(RankPhase::kEnded));
+    EXPECT_EQ(e.sample.status.phase(), pb::RankStatus::ENDED);
     for (const auto& m : e.sample.steps) steps.push_back(m);
   }
   ASSERT_EQ(steps.size(), 5u);

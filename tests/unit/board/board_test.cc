@@ -7,7 +7,6 @@
 #include <unistd.h>
 
 #include <atomic>
-#include <set>
 #include <string>
 #include <thread>
 
@@ -184,15 +183,6 @@ TEST(Board, TheLastErrorSurvivesAKill) {
   waitpid(child, nullptr, 0);
   EXPECT_EQ(p.daemon->snapshot().error, "last words");
   EXPECT_EQ(p.daemon->pop_steps().size(), 1u);
-}
-
-TEST(Board, EveryPhaseHasAName) {
-  std::set<std::string> names;
-  for (uint32_t i = 0; i <= static_cast<uint32_t>(RankPhase::kEnded); ++i)
-    names.insert(rank_phase_name(static_cast<RankPhase>(i)));
-  EXPECT_EQ(names.size(), static_cast<size_t>(RankPhase::kEnded) + 1);
-  EXPECT_EQ(std::string(rank_phase_name(static_cast<RankPhase>(99))),
-            "unknown");
 }
 
 }  // namespace

@@ -8,7 +8,6 @@
 #include <random>
 
 #include "proto/base/exit_code.h"
-#include "proto/base/rank_phase.h"
 #include "tests/testing/seed.h"
 
 namespace remesh::core {
@@ -351,7 +350,7 @@ TEST(DiedLike, CountsEndsThatNoPeerExplains) {
   for (pb::RankStatus* s : {&first, &other}) {
     s->set_exited(true);
     s->set_exit_code(3);
-    s->set_phase(static_cast<int>(RankPhase::kConnecting));
+    s->set_phase(pb::RankStatus::CONNECTING);
   }
   EXPECT_TRUE(died_like(other, first));
   other.set_killed_by_worker(true);
@@ -361,7 +360,7 @@ TEST(DiedLike, CountsEndsThatNoPeerExplains) {
   EXPECT_FALSE(died_like(other, first));
   first.set_exit_code(1);
   EXPECT_FALSE(died_like(other, first)) << "MPI may have ended it";
-  other.set_phase(static_cast<int>(RankPhase::kStarting));
+  other.set_phase(pb::RankStatus::STARTING);
   EXPECT_TRUE(died_like(other, first)) << "it was on its own";
   for (pb::RankStatus* s : {&first, &other}) {
     s->set_exit_code(0);

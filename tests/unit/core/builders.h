@@ -58,6 +58,7 @@ inline pb::RankStatus* add_rank(pb::Report* r, int rank, int64_t step = 0,
                                 uint64_t progress = 0) {
   pb::RankStatus* s = r->add_ranks();
   s->set_rank(rank);
+  s->set_phase(pb::RankStatus::STARTING);
   s->set_committed_step(step);
   s->set_progress(progress);
   return s;

@@ -48,8 +48,8 @@ class OneWorker {
   }
   void be_absent(int64_t ms) { now_ += ms; }
 
-  // Reports that state; at most one rank, as given, and metrics of this loss
-  // for its step.
+  // Reports that state; at most one rank, as given (STARTING if its phase is
+  // not), and metrics of this loss for its step.
   void report(pb::Report::State state,
               std::optional<pb::RankStatus> rank = std::nullopt,
               const std::string& worker = "a", double loss = 0) {
@@ -63,6 +63,8 @@ class OneWorker {
     r.set_generation(core_->durable().generation());
     r.set_state(state);
     if (rank) *r.add_ranks() = *rank;
+    for (pb::RankStatus& s : *r.mutable_ranks())
+      if (!s.has_phase()) s.set_phase(pb::RankStatus::STARTING);
     if (loss > 0) {
       pb::StepMetrics* m = r.add_metrics();
       m->set_generation(r.generation());

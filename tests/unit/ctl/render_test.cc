@@ -513,7 +513,11 @@ TEST_F(RenderTest, StatusOfARunThatHasEndedSaysHow) {
 }
 
 TEST_F(RenderTest, StatusJsonHasHostAndPidOfEveryDaemonAndRank) {
-  const auto j = nlohmann::json::parse(status_json(status(), {}));
+  pb::JobStatus s = status();
+  s.mutable_workers(0)->mutable_ranks(0)->set_phase(pb::RankStatus::RESTORING);
+  const auto j = nlohmann::json::parse(status_json(s, {}));
+  EXPECT_EQ(j["workers"][0]["ranks"][0]["phase"], "restoring");
+  EXPECT_EQ(j["workers"][0]["ranks"][1]["phase"], "unknown");
   EXPECT_EQ(j["coordinator"]["host"], "h");
   EXPECT_EQ(j["coordinator"]["pid"], 7);
   EXPECT_EQ(j["workers"][0]["pid"], 8);

@@ -32,6 +32,14 @@ class FlightFile : public ::testing::Test {
       std::move(board::Board::create(7, 3)).value();
 };
 
+TEST(PhaseOf, EveryPhaseOfABoardIsReported) {
+  EXPECT_EQ(phase_of(RankPhase::kStarting), pb::RankStatus::STARTING);
+  EXPECT_EQ(phase_of(RankPhase::kCompute), pb::RankStatus::COMPUTE);
+  EXPECT_EQ(phase_of(RankPhase::kEnded), pb::RankStatus::ENDED);
+  EXPECT_EQ(pb::RankStatus::ENDED + 1, pb::RankStatus::UNKNOWN);
+  EXPECT_EQ(phase_of(static_cast<RankPhase>(99)), pb::RankStatus::UNKNOWN);
+}
+
 TEST_F(FlightFile, DescribesWhatARankIsDoing) {
   EXPECT_EQ(doing(1).doing(), "starting");
   EXPECT_FALSE(doing(1).waits());

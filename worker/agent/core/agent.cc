@@ -20,8 +20,8 @@ constexpr int64_t kPausedMs = 5'000;  // between two ticks
 constexpr size_t kMaxMetrics = 100'000;
 
 bool is_stopping(const pb::RankStatus& s) {
-  return s.phase() == static_cast<int>(RankPhase::kStopping) ||
-         s.phase() == static_cast<int>(RankPhase::kEnded);
+  return s.phase() == pb::RankStatus::STOPPING ||
+         s.phase() == pb::RankStatus::ENDED;
 }
 
 bool failed(const pb::RankStatus& s) {
@@ -359,6 +359,7 @@ void Agent::start_ranks() {
     if (p.worker() != options_.worker) continue;
     pb::RankStatus s;
     s.set_rank(p.rank());
+    s.set_phase(pb::RankStatus::STARTING);
     s.set_committed_step(-1);
     s.set_checkpoint_step(-1);
     ranks_[p.rank()] = s;

@@ -97,7 +97,18 @@ trace::FileSpan to_span(const FlightOp& op, const board::Flight& flight,
   return s;
 }
 
+std::string phase_text(RankPhase phase) {
+  return enum_text(pb::RankStatus::Phase_Name(phase_of(phase)));
+}
+
 }  // namespace
+
+pb::RankStatus::Phase phase_of(RankPhase phase) {
+  const int value = static_cast<int>(phase);
+  return pb::RankStatus::Phase_IsValid(value)
+             ? static_cast<pb::RankStatus::Phase>(value)
+             : pb::RankStatus::UNKNOWN;
+}
 
 std::string doing_text(const std::vector<FlightOp>& under_way,
                        const FlightGroup& group,
@@ -117,8 +128,8 @@ std::string doing_text(const std::vector<FlightOp>& under_way,
       parts.push_back(op.name);
   }
   if (under_way.size() == 1 && under_way[0].kind == OpKind::kStep && step > 0)
-    parts.back() = rank_phase_name(snapshot.phase);
-  if (under_way.empty()) parts.emplace_back(rank_phase_name(snapshot.phase));
+    parts.back() = phase_text(snapshot.phase);
+  if (under_way.empty()) parts.push_back(phase_text(snapshot.phase));
   return join(parts);
 }
 

@@ -18,6 +18,9 @@
 
 namespace remesh::agent {
 
+// The phase in a board, which its rank may have damaged.
+pb::RankStatus::Phase phase_of(RankPhase phase);
+
 // Sets the fields doing, at, waits and operations. `snapshot` is of `board`.
 // `now_ns` (CLOCK_MONOTONIC) is when it was taken, or when the rank died.
 void fill_doing(const board::Board& board, const board::Snapshot& snapshot,

@@ -22,7 +22,7 @@ RankSample Launcher::sample(Rank& r, bool alive) {
   pb::RankStatus& s = out.status;
   s.set_rank(r.rank);
   s.set_pid(r.pid);
-  s.set_phase(static_cast<int32_t>(b.phase));
+  s.set_phase(phase_of(b.phase));
   s.set_step(b.step);
   s.set_microbatch(b.microbatch);
   s.set_committed_step(b.committed_step);
