@@ -73,8 +73,8 @@ class Job {
   Status await_command(const testing::Finished& f, const char* what) const;
   Status await_mesh(int64_t generation);
   int64_t generation() const;
-  // Of the generations so far, by where their state came from.
-  std::string last_source() const;
+  // Of the newest generation: "init", "checkpoint" or "memory".
+  std::string last_source_kind() const;
   void report(const std::string& name, Phase phase, uint64_t besides);
 
   const ChangeOptions options_;
@@ -123,9 +123,9 @@ Status Job::await_mesh(int64_t generation) {
   return await(found == layout_, "the mesh is another one");
 }
 
-std::string Job::last_source() const {
+std::string Job::last_source_kind() const {
   const auto meshes = cluster_.events_named("mesh");
-  return meshes.empty() ? "" : meshes.back().value("source", "");
+  return meshes.empty() ? "" : meshes.back().value("source_kind", "");
 }
 
 // What was measured since the last row.
@@ -194,8 +194,8 @@ Status Job::change(const std::string& to) {
   }
   RETURN_IF_ERROR(await_mesh(g));
   const char* const source = options_.keep_state ? "memory" : "checkpoint";
-  RETURN_IF_ERROR(await(last_source().find(source) != std::string::npos,
-                        "the state came from elsewhere"));
+  RETURN_IF_ERROR(
+      await(last_source_kind() == source, "the state came from elsewhere"));
   report(name, options_.keep_state ? Phase::kChange : Phase::kRestore,
          old_state_);
   return train();
@@ -210,7 +210,7 @@ Status Job::restart() {
   cluster_.start_coordinator({"--resume"});
   start();
   RETURN_IF_ERROR(await_mesh(g));
-  RETURN_IF_ERROR(await(last_source().find("checkpoint") != std::string::npos,
+  RETURN_IF_ERROR(await(last_source_kind() == "checkpoint",
                         "the state came from elsewhere"));
   old_state_ = 0;
   report(mesh_ + " restore", Phase::kRestore, 0);
