@@ -111,9 +111,9 @@ class UnderLoad {
         engine_->run({.lr = 1e-4,
                       .microbatches = batch_.list(),
                       .global_tokens = kBatch * kSeq,
-                      .facts = [this] {
+                      .votes = [this] {
                         checkpointer_->before_update(engine_->step() + 1);
-                        engine::StepVotes f = checkpointer_->facts();
+                        engine::StepVotes f = checkpointer_->votes();
                         f.checkpoint_request = request_;
                         return f;
                       }}));

@@ -103,7 +103,7 @@ Status steps(const Options& o, const Layout& layout, Engine& e, int dp_index,
     RETURN_IF_ERROR(e.run({.lr = 1e-4,
                            .microbatches = batch.list(),
                            .global_tokens = o.microbatches * o.batch * o.seq,
-                           .facts =
+                           .votes =
                                [&] {
                                  if (kept != nullptr)
                                    replicated = kept->before_agreement();

@@ -133,7 +133,7 @@ class Trial {
     const auto r = engine_->run({.lr = 1e-4,
                                  .microbatches = batch_.list(),
                                  .global_tokens = o_.global_batch * o_.seq,
-                                 .facts = [&] {
+                                 .votes = [&] {
                                    if (how == How::kReplicated)
                                      replicated = kept_.before_agreement();
                                    return engine::StepVotes{};

@@ -279,7 +279,7 @@ std::vector<std::string> model_differences(const pb::ModelInfo& a,
 }
 
 std::vector<std::string> differences(const pb::Manifest& manifest,
-                                     const JobFacts& job) {
+                                     const JobIdentity& job) {
   auto found = model_differences(manifest.model(), model_info(job.model));
   compare("train.seed", manifest.seed(), job.seed, found);
   compare("data set", manifest.data_id(), job.data_id, found);

@@ -83,7 +83,7 @@ pb::Slice make_slice(const geometry::ParamSpec& spec,
 Status check_run(const pb::Manifest& manifest, uint64_t run_id);
 
 // What must be equal in a checkpoint and the job that loads it.
-struct JobFacts {
+struct JobIdentity {
   geometry::ModelConfig model;
   uint64_t seed = 0;
   std::string data_id;
@@ -94,9 +94,9 @@ struct JobFacts {
 // "model.dim: checkpoint 64, job 32" for each difference; empty if they match.
 std::vector<std::string> model_differences(const pb::ModelInfo& checkpoint,
                                            const pb::ModelInfo& job);
-// The same of all facts, such as "train.seed: checkpoint 1, job 2".
+// The same for all of it, such as "train.seed: checkpoint 1, job 2".
 std::vector<std::string> differences(const pb::Manifest& manifest,
-                                     const JobFacts& job);
+                                     const JobIdentity& job);
 
 // The steps that retention removes, ascending. `valid` and `invalid` are the
 // steps found in a folder, in any order. It keeps the keep_latest_k newest

@@ -90,7 +90,7 @@ struct StepInput {
   int64_t global_tokens = 0;  // of all ranks
   // Called just before the agreement for this rank's requests and save flags;
   // the engine fills in the sums. May be empty.
-  std::function<StepVotes()> facts;
+  std::function<StepVotes()> votes;
   // Whether to make the update of a step with this loss and gradient norm;
   // asked on every rank, with the same numbers. May be empty: yes.
   std::function<bool(double loss, double grad_norm)> accept;
@@ -235,14 +235,14 @@ class Engine {
   void take_part(std::span<const model::MicroBatch> sequences);
   // Announces what the passes receive from neighbouring stages.
   Status expect(const std::vector<geometry::PipeOp>& ops);
-  Status run_passes(const StepInput& in, StepVotes& facts);
-  Status run_pass(const geometry::PipeOp& op, double scale, StepVotes& facts);
-  Status forward(const geometry::PipeOp& op, StepVotes& facts);
+  Status run_passes(const StepInput& in, StepVotes& votes);
+  Status run_pass(const geometry::PipeOp& op, double scale, StepVotes& votes);
+  Status forward(const geometry::PipeOp& op, StepVotes& votes);
   Status backward(const geometry::PipeOp& op, double scale);
-  Status evaluate_pass(const geometry::PipeOp& op, StepVotes& facts);
+  Status evaluate_pass(const geometry::PipeOp& op, StepVotes& votes);
   void join(const geometry::PipeOp& op);
-  void count(const model::MicroBatch& mb, double loss, StepVotes& facts) const;
-  StepResult agree(const StepInput& in, StepVotes facts, StepTimes times);
+  void count(const model::MicroBatch& mb, double loss, StepVotes& votes) const;
+  StepResult agree(const StepInput& in, StepVotes votes, StepTimes times);
   void update(double lr, double grad_scale, bool skip);
 
   const geometry::ParamTable& table_;

@@ -87,17 +87,17 @@ Status Engine::expect(const std::vector<PipeOp>& ops) {
 
 // All tensor-parallel ranks have the same loss; one of them counts it.
 void Engine::count(const model::MicroBatch& mb, double loss,
-                   StepVotes& facts) const {
+                   StepVotes& votes) const {
   if (rank_shard_.shard.coord().tp != 0) return;
-  facts.loss_sum += loss;
+  votes.loss_sum += loss;
   const int64_t tokens = mb.B * mb.T / rank_shard_.shard.layout().cp;
-  facts.tokens += static_cast<double>(tokens);
-  facts.targets += static_cast<double>(
+  votes.tokens += static_cast<double>(tokens);
+  votes.targets += static_cast<double>(
       std::count_if(mb.targets_BT, mb.targets_BT + tokens,
                     [](int32_t target) { return target >= 0; }));
 }
 
-Status Engine::forward(const PipeOp& op, StepVotes& facts) {
+Status Engine::forward(const PipeOp& op, StepVotes& votes) {
   const auto c = static_cast<size_t>(op.chunk);
   const auto m = static_cast<size_t>(op.microbatch);
   const model::MicroBatch& mb = microbatches_[m];
@@ -114,7 +114,7 @@ Status Engine::forward(const PipeOp& op, StepVotes& facts) {
   model::Stage& stage = *stages_[c];
   const double loss = stage.forward(slot, mb, x, *hooks_);
   if (last_stage(op.chunk)) {
-    count(mb, loss, facts);
+    count(mb, loss, votes);
     return ok_status();
   }
   const int pp = rank_shard_.shard.layout().pp;
@@ -154,7 +154,7 @@ void Engine::join(const PipeOp& op) {
   }
 }
 
-Status Engine::run_pass(const PipeOp& op, double scale, StepVotes& facts) {
+Status Engine::run_pass(const PipeOp& op, double scale, StepVotes& votes) {
   const auto c = static_cast<size_t>(op.chunk);
   const auto m = static_cast<size_t>(op.microbatch);
   if (m >= microbatches_.size()) {
@@ -164,7 +164,7 @@ Status Engine::run_pass(const PipeOp& op, double scale, StepVotes& facts) {
   progress_.microbatch(op.microbatch);
   const trace::Span span(tracer_, category_of(op.pass),
                          {{"microbatch", op.microbatch}, {"chunk", op.chunk}});
-  if (op.pass == Pass::kForward) return forward(op, facts);
+  if (op.pass == Pass::kForward) return forward(op, votes);
   hooks_->set_last(m + 1 == microbatches_.size());
   if (op.pass == Pass::kBackward)
     RETURN_IF_ERROR(backward(op, scale));
@@ -177,7 +177,7 @@ Status Engine::run_pass(const PipeOp& op, double scale, StepVotes& facts) {
   return ok_status();
 }
 
-Status Engine::run_passes(const StepInput& in, StepVotes& facts) {
+Status Engine::run_passes(const StepInput& in, StepVotes& votes) {
   CHECK_MSG(
       static_cast<int>(in.microbatches.size()) <= schedule_.num_microbatches,
       "more microbatches than this rank's share");
@@ -189,13 +189,13 @@ Status Engine::run_passes(const StepInput& in, StepVotes& facts) {
   store_->begin(blocks_needed(rank_shard_.shard, ops));
   RETURN_IF_ERROR(expect(ops));
   const double scale = 1.0 / static_cast<double>(in.global_tokens);
-  for (const PipeOp& op : ops) RETURN_IF_ERROR(run_pass(op, scale, facts));
+  for (const PipeOp& op : ops) RETURN_IF_ERROR(run_pass(op, scale, votes));
   progress_.microbatch(static_cast<int64_t>(in.microbatches.size()));
   links_->finish();
   return ok_status();
 }
 
-StepResult Engine::agree(const StepInput& in, StepVotes facts,
+StepResult Engine::agree(const StepInput& in, StepVotes votes,
                          StepTimes times) {
   const int64_t units = num_global_units(table_.config());
   // StepVotes, squares by unit, times.
@@ -205,14 +205,14 @@ StepResult Engine::agree(const StepInput& in, StepVotes facts,
   for (size_t u = 0; u < rank_shard_.shard.units().size(); ++u)
     squares[global_unit(rank_shard_.shard, u)] += square_sum(
         backend_, options_.optimizer, rank_shard_, u, grads_->reduced(u));
-  if (in.facts) {
-    StepVotes more = in.facts();
-    more.loss_sum = facts.loss_sum;
-    more.tokens = facts.tokens;
-    more.targets = facts.targets;
-    facts = more;
+  if (in.votes) {
+    StepVotes more = in.votes();
+    more.loss_sum = votes.loss_sum;
+    more.tokens = votes.tokens;
+    more.targets = votes.targets;
+    votes = more;
   }
-  const auto flat = facts.to_array();
+  const auto flat = votes.to_array();
   std::copy(flat.begin(), flat.end(), sums.begin());
   squares[units] = times.exposed();
   squares[units + 1] = times.pipeline;
@@ -272,11 +272,11 @@ Result<StepResult> Engine::run(const StepInput& in) {
   };
   const double tensor = waited_in(tp_);
   const double context = waited_in(cp_);
-  StepVotes facts;
+  StepVotes votes;
   StepTimes times;
   {
     const Timer timer(times.compute);
-    RETURN_IF_ERROR(run_passes(in, facts));
+    RETURN_IF_ERROR(run_passes(in, votes));
   }
   const double in_passes = grads_->waited_s() - reduce;
   progress_.phase(RankPhase::kReduce);
@@ -291,7 +291,7 @@ Result<StepResult> Engine::run(const StepInput& in) {
   times.context = waited_in(cp_) - context;
   times.compute -=
       times.pipeline + times.tensor + times.context + times.gather + in_passes;
-  StepResult r = agree(in, facts, times);
+  StepResult r = agree(in, votes, times);
   CHECK_MSG(static_cast<int64_t>(r.agreed.tokens) == in.global_tokens,
             "the ranks' microbatches are not the global batch");
   r.skipped = in.accept && !in.accept(r.loss, r.grad_norm);
@@ -314,7 +314,7 @@ Result<StepResult> Engine::run(const StepInput& in) {
   return r;
 }
 
-Status Engine::evaluate_pass(const PipeOp& op, StepVotes& facts) {
+Status Engine::evaluate_pass(const PipeOp& op, StepVotes& votes) {
   const auto m = static_cast<size_t>(op.microbatch);
   if (m >= microbatches_.size()) {
     join(op);
@@ -328,7 +328,7 @@ Status Engine::evaluate_pass(const PipeOp& op, StepVotes& facts) {
   model::Stage& stage = *stages_[static_cast<size_t>(op.chunk)];
   const double loss = stage.evaluate(mb, x, *hooks_);
   if (last_stage(op.chunk)) {
-    count(mb, loss, facts);
+    count(mb, loss, votes);
     return ok_status();
   }
   const int at = schedule_.stage(rank_shard_.shard.coord().pp, op.chunk);
@@ -350,13 +350,13 @@ Result<Evaluation> Engine::evaluate(
       rank_shard_.shard.layout().pp, options_.chunks, n);
   const std::vector<PipeOp>& ops =
       schedule.ranks[static_cast<size_t>(rank_shard_.shard.coord().pp)];
-  StepVotes facts;
+  StepVotes votes;
   take_part(microbatches);
   store_->begin(blocks_needed(rank_shard_.shard, ops));
   RETURN_IF_ERROR(expect(ops));
-  for (const PipeOp& op : ops) RETURN_IF_ERROR(evaluate_pass(op, facts));
+  for (const PipeOp& op : ops) RETURN_IF_ERROR(evaluate_pass(op, votes));
   links_->finish();
-  double sums[2] = {facts.loss_sum, facts.targets};
+  double sums[2] = {votes.loss_sum, votes.targets};
   mesh_->world().all_reduce(std::span<double>(sums), comm::Op::kSum);
   progress_.tick();
   return Evaluation{.loss_sum = sums[0], .targets = sums[1]};

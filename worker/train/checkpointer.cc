@@ -92,7 +92,7 @@ void Checkpointer::add_metrics(const pb::StepMetrics& metrics) {
   if (recent_.size() > kKeptMetrics) recent_.pop_front();
 }
 
-engine::StepVotes Checkpointer::facts() const {
+engine::StepVotes Checkpointer::votes() const {
   engine::StepVotes f;
   const bool writing = plan_.phase() == SavePlan::Phase::kWriting;
   const bool ending = plan_.phase() == SavePlan::Phase::kEnding;

@@ -93,7 +93,7 @@ class Checkpointer {
   void add_metrics(const pb::StepMetrics& metrics);
 
   // This rank's votes for the next agreement.
-  engine::StepVotes facts() const;
+  engine::StepVotes votes() const;
   // To be called after each step with its agreed votes. Never waits.
   void on_step(const engine::StepVotes& agreed, bool stops_here,
                const RankState& state);

@@ -18,7 +18,7 @@ namespace {
 // Checks the checkpoint as far as possible before reading tensors.
 Result<pb::Manifest> read_manifest(FileSystem& fs, const std::string& path,
                                    int64_t step,
-                                   const manifest::JobFacts& job) {
+                                   const manifest::JobIdentity& job) {
   ASSIGN_OR_RETURN(pb::Manifest m, manifest::read_checkpoint(fs, path));
   if (m.step() != step)
     return corrupt(
@@ -107,7 +107,7 @@ void exchange_parts(comm::Comm& data, const geometry::RankShard& rank,
 
 Result<pb::Manifest> load_checkpoint(FileSystem& inner, const std::string& path,
                                      int64_t step,
-                                     const manifest::JobFacts& job,
+                                     const manifest::JobIdentity& job,
                                      comm::Mesh& mesh,
                                      const std::function<void()>& tick,
                                      const geometry::RankShard& rank,

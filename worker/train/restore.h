@@ -51,7 +51,7 @@ void exchange_parts(comm::Comm& data, const geometry::RankShard& rank,
 // thread.
 Result<pb::Manifest> load_checkpoint(FileSystem& fs, const std::string& path,
                                      int64_t step,
-                                     const manifest::JobFacts& job,
+                                     const manifest::JobIdentity& job,
                                      comm::Mesh& mesh,
                                      const std::function<void()>& tick,
                                      const geometry::RankShard& rank,

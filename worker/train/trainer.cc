@@ -64,8 +64,8 @@ Status Trainer::train() {
   return ok_status();
 }
 
-engine::StepVotes Trainer::facts() const {
-  engine::StepVotes f = checkpointer_->facts();
+engine::StepVotes Trainer::votes() const {
+  engine::StepVotes f = checkpointer_->votes();
   const uint32_t request = board_.request();
   if ((request & kRequestStop) != 0) {
     f.stop = 1;
@@ -131,10 +131,10 @@ Status Trainer::one_step(int64_t step, double lr, bool& stop) {
       engine_->run({.lr = lr,
                     .microbatches = *microbatches,
                     .global_tokens = t.global_batch_size() * t.seq_len(),
-                    .facts =
+                    .votes =
                         [this] {
                           before_agreement();
-                          return facts();
+                          return votes();
                         },
                     .accept =
                         [this](double loss, double grad_norm) {

@@ -97,7 +97,7 @@ class Trainer {
   void check_state_kept();
   Status replicate_last();
   Status save_last(bool last, bool must, bool& stop);
-  engine::StepVotes facts() const;
+  engine::StepVotes votes() const;
   void measure_gemms();
   void trace(int64_t step);
   void log_start(std::string_view part);  // a literal, which is kept

@@ -325,11 +325,11 @@ TEST(Differences, NamesEachOneWithBothValues) {
   pb::Manifest m = store::manifest_of(table, id);
   m.set_global_batch_size(16);
   m.set_seq_len(32);
-  JobFacts job{.model = store::tiny_model(),
-               .seed = 1,
-               .data_id = "words",
-               .global_batch_size = 16,
-               .seq_len = 32};
+  JobIdentity job{.model = store::tiny_model(),
+                  .seed = 1,
+                  .data_id = "words",
+                  .global_batch_size = 16,
+                  .seq_len = 32};
   EXPECT_TRUE(differences(m, job).empty());
   job.seed = 2;
   job.model.n_layers = 5;

@@ -95,7 +95,7 @@ class CheckpointerTest : public ::testing::TestWithParam<const char*> {
     return {.step = step, .vectors = {state_[0], state_[1], state_[2]}};
   }
   void boundary(Checkpointer& c, int64_t step) {
-    c.on_step(c.facts(), false, at(step));
+    c.on_step(c.votes(), false, at(step));
   }
   // Passes boundaries, without training, until `step` is saved.
   bool finish(Checkpointer& c, int64_t step) {
@@ -169,7 +169,7 @@ TEST_P(CheckpointerTest, ASaveHasTheStateOfItsStep) {
     state_ = saved;
     gate_.close_at(n);
     boundary(*c, 10 * n);
-    while (!(stopped = gate_.has_visitor()) && c->facts().shard_saved == 0)
+    while (!(stopped = gate_.has_visitor()) && c->votes().shard_saved == 0)
       std::this_thread::sleep_for(1ms);
     const int64_t waits = c->copy_waits();
     auto update = std::async(std::launch::async, [&] {
