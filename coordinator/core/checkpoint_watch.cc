@@ -81,9 +81,9 @@ void CheckpointWatch::expect_stop(const Roster& roster, pb::Finish* finish) {
   finish->clear_declined();
   for (const auto& [name, m] : roster.members())
     for (const pb::RankStatus& s : m.report.ranks()) {
-      declined_[s.rank()] = s.refused_stops();
-      if (s.refused_stops() > 0)
-        (*finish->mutable_declined())[s.rank()] = s.refused_stops();
+      declined_[s.rank()] = s.declined_stops();
+      if (s.declined_stops() > 0)
+        (*finish->mutable_declined())[s.rank()] = s.declined_stops();
     }
 }
 
@@ -95,8 +95,8 @@ bool CheckpointWatch::stop_declined(const ClusterView& view) {
       continue;
     for (const pb::RankStatus& s : m.report.ranks()) {
       int64_t& known = declined_[s.rank()];
-      declined = declined || s.refused_stops() > known;
-      known = std::max(known, s.refused_stops());
+      declined = declined || s.declined_stops() > known;
+      known = std::max(known, s.declined_stops());
     }
   }
   return declined;

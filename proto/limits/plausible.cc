@@ -82,7 +82,7 @@ Status check_rank(const pb::RankStatus& r, int64_t steps) {
   RETURN_IF_ERROR(in_range<int64_t>("ranks.checkpoint_step",
                                     r.checkpoint_step(), -1,
                                     std::min(steps, r.committed_step() + 1)));
-  RETURN_IF_ERROR(number("ranks.refused_stops", r.refused_stops()));
+  RETURN_IF_ERROR(number("ranks.declined_stops", r.declined_stops()));
   RETURN_IF_ERROR(number("ranks.failed_saves", r.failed_saves()));
   RETURN_IF_ERROR(seconds("ranks.exit_time", r.exit_time()));
   RETURN_IF_ERROR(

@@ -151,7 +151,7 @@ agent::RankSample ScriptedCluster::sample(Rank& r) {
   s.status.set_committed_step(r.committed);
   s.status.set_progress(r.progress);
   s.status.set_checkpoint_step(r.checkpoint);
-  s.status.set_refused_stops(r.refused);
+  s.status.set_declined_stops(r.declined_stops);
   if (!r.checkpoint_error.empty())
     s.status.set_checkpoint_error(r.checkpoint_error);
   s.status.set_os_state(r.stopped ? "T" : "S");
@@ -454,7 +454,7 @@ void ScriptedCluster::boundary(int64_t step) {
   if (disk_full_ && !last && (bits & kRequestForce) == 0) {
     for (auto& [w, r] : ranks) {
       r->declined = true;
-      ++r->refused;
+      ++r->declined_stops;
     }
     return;
   }

@@ -50,7 +50,7 @@ class ScriptedCluster {
     int64_t committed = 0;
     int64_t checkpoint = -1;
     std::string checkpoint_error;
-    int64_t refused = 0;
+    int64_t declined_stops = 0;
     bool declined = false;  // answered the request at hand by going on
     agent::SetRequest request;
     std::vector<pb::StepMetrics> ring;

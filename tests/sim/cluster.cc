@@ -625,7 +625,7 @@ agent::RankSample Cluster::sample(Rank& r) {
   s.status.set_committed_step(r.committed);
   s.status.set_progress(r.progress);
   s.status.set_checkpoint_step(r.checkpoint);
-  s.status.set_refused_stops(r.refused);
+  s.status.set_declined_stops(r.declined_stops);
   s.status.set_os_state(r.stopped ? "T" : "S");
   if (const auto w = worlds_.find(r.generation);
       w != worlds_.end() && w->second->connected && r.committed >= 0)

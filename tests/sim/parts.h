@@ -44,7 +44,7 @@ struct Cluster::Rank {
   int64_t step = 0;
   int64_t committed = -1;
   int64_t checkpoint = -1;
-  int64_t refused = 0;
+  int64_t declined_stops = 0;
   uint32_t request = 0;
   uint32_t declined = 0;
   int64_t save_request = 0;

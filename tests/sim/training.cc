@@ -231,7 +231,7 @@ void Cluster::boundary(World& world) {
     if (failed && !last && (bits & kRequestForce) == 0) {
       for (Rank* r : ranks) {
         r->declined = r->request & ~kRequestHandoff;
-        ++r->refused;
+        ++r->declined_stops;
       }
       schedule_step(world);
       return;

@@ -59,7 +59,7 @@ struct Board::Page {
   std::atomic<int64_t> microbatch{0};
   std::atomic<int64_t> committed_step{-1};
   std::atomic<int64_t> checkpoint_step{-1};
-  std::atomic<int64_t> refused_stops{0};
+  std::atomic<int64_t> declined_stops{0};
   std::atomic<int64_t> failed_saves{0};
   std::atomic<double> exposed_comm{-1};
   std::atomic<double> bubble{-1};
@@ -148,7 +148,7 @@ void Board::commit_step(int64_t step) {
 void Board::set_checkpoint_step(int64_t step) {
   page_->checkpoint_step.store(step);
 }
-void Board::refuse_stop() { page_->refused_stops.fetch_add(1); }
+void Board::decline_stop() { page_->declined_stops.fetch_add(1); }
 void Board::set_shares(double exposed_comm, double bubble) {
   page_->exposed_comm.store(exposed_comm);
   page_->bubble.store(bubble);
@@ -196,7 +196,7 @@ Snapshot Board::snapshot() const {
   s.microbatch = page_->microbatch.load();
   s.committed_step = page_->committed_step.load();
   s.checkpoint_step = page_->checkpoint_step.load();
-  s.refused_stops = page_->refused_stops.load();
+  s.declined_stops = page_->declined_stops.load();
   s.failed_saves = page_->failed_saves.load();
   s.exposed_comm = page_->exposed_comm.load();
   s.bubble = page_->bubble.load();

@@ -65,7 +65,7 @@ struct Snapshot {
   int64_t microbatch = 0;
   int64_t committed_step = -1;
   int64_t checkpoint_step = -1;
-  int64_t refused_stops = 0;
+  int64_t declined_stops = 0;
   int64_t failed_saves = 0;
   double exposed_comm = -1;  // shares of the newest step; negative: unknown
   double bubble = -1;
@@ -100,7 +100,7 @@ class Board {
   void tick();                              // increments progress
   void commit_step(int64_t step);
   void set_checkpoint_step(int64_t step);
-  void refuse_stop();
+  void decline_stop();
   // This rank's own shares of the newest step (see StepRecord).
   void set_shares(double exposed_comm, double bubble);
   void set_memory(const MemoryUse& memory);

@@ -9,17 +9,17 @@ namespace remesh::train {
 StopPolicy::Answer StopPolicy::on_step(const StepVotes& agreed) {
   const bool asked = agreed.stop > 0 || agreed.must_stop > 0;
   const bool handoff = asked && agreed.stop_saves <= 0;
-  if (!asked) refused_ = false;
-  const Answer answer = agreed.must_stop > 0               ? Answer::kMustStop
-                        : !asked || (refused_ && !handoff) ? Answer::kContinue
-                                                           : Answer::kStop;
+  if (!asked) declined_ = false;
+  const Answer answer = agreed.must_stop > 0                ? Answer::kMustStop
+                        : !asked || (declined_ && !handoff) ? Answer::kContinue
+                                                            : Answer::kStop;
   saves_ = answer != Answer::kContinue && !handoff;
   return answer;
 }
 
-void StopPolicy::refused() {
+void StopPolicy::declined() {
   CHECK(saves_);
-  refused_ = true;
+  declined_ = true;
 }
 
 SavePlan::Decision SavePlan::on_step(int64_t step, const StepVotes& agreed,

@@ -15,20 +15,20 @@ using engine::StepVotes;
 // Decides whether to stop, and whether to save first. The state is saved if any
 // rank was asked to save; otherwise it is handed over in memory.
 //
-// If saving fails, the stop is refused once rather than at every step: it is
+// If saving fails, the stop is declined once rather than at every step: it is
 // ignored until the request is withdrawn or becomes forced. An in-memory
-// handoff cannot fail, so it is never refused.
+// handoff cannot fail, so it is never declined.
 class StopPolicy {
  public:
   enum class Answer { kContinue, kStop, kMustStop };
   Answer on_step(const StepVotes& agreed);
   // Whether the last answer saves. False: a handoff, or no stop.
   bool saves() const { return saves_; }
-  // The last stop was refused because saving failed. REQUIRES: saves().
-  void refused();
+  // The last stop was declined because saving failed. REQUIRES: saves().
+  void declined();
 
  private:
-  bool refused_ = false;
+  bool declined_ = false;
   bool saves_ = false;
 };
 

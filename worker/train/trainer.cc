@@ -389,10 +389,10 @@ Status Trainer::save_last(bool last, bool must, bool& stop) {
       fmt::format("step {} could not be saved", engine_->step()));
   if (last || must) return fail(kExitSaveFailed, std::move(saved));
   const std::string why = saved.to_string();
-  stop_policy_.refused();
-  board_.refuse_stop();
+  stop_policy_.declined();
+  board_.decline_stop();
   board_.set_checkpoint_error(why);
-  log_.warn("stop_refused", {{"reason", why}});
+  log_.warn("stop_declined", {{"reason", why}});
   return ok_status();
 }
 

@@ -34,7 +34,7 @@ TEST(Board, RankAndDaemonSeeEachOther) {
   p.rank->set_microbatch(2);
   p.rank->commit_step(10);
   p.rank->set_checkpoint_step(5);
-  p.rank->refuse_stop();
+  p.rank->decline_stop();
   p.rank->set_error("bad thing");
   p.rank->set_checkpoint_error("disk full");
   const Snapshot s = p.daemon->snapshot();
@@ -44,7 +44,7 @@ TEST(Board, RankAndDaemonSeeEachOther) {
   EXPECT_EQ(s.committed_step, 10);
   EXPECT_EQ(p.daemon->committed_step(), 10);
   EXPECT_EQ(s.checkpoint_step, 5);
-  EXPECT_EQ(s.refused_stops, 1);
+  EXPECT_EQ(s.declined_stops, 1);
   EXPECT_EQ(s.error, "bad thing");
   EXPECT_EQ(s.checkpoint_error, "disk full");
   EXPECT_GT(s.progress, 2u);

@@ -116,7 +116,7 @@ TEST(CheckpointWatch, AStopIsDeclinedWhenTheCountGrows) {
   const pb::Durable d = running({"a"});
   const auto hear = [&](uint64_t seq, int64_t declined) {
     pb::Report r = running_report("a", seq, 0, 9);
-    r.mutable_ranks(0)->set_refused_stops(declined);
+    r.mutable_ranks(0)->set_declined_stops(declined);
     roster.on_report(r, d, kSilentMs, 0);
     return watch.stop_declined({.roster = roster, .durable = d});
   };

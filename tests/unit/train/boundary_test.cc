@@ -12,13 +12,13 @@ namespace {
 
 using Answer = StopPolicy::Answer;
 
-TEST(StopPolicy, ARefusedStopIsForgottenUntilRequestedAgain) {
+TEST(StopPolicy, ADeclinedStopIsForgottenUntilRequestedAgain) {
   StopPolicy p;
   EXPECT_EQ(p.on_step({}), Answer::kContinue);
   EXPECT_FALSE(p.saves());
   EXPECT_EQ(p.on_step({.stop = 1, .stop_saves = 1}), Answer::kStop);
   EXPECT_TRUE(p.saves());
-  p.refused();
+  p.declined();
   EXPECT_EQ(p.on_step({.stop = 2, .stop_saves = 2}), Answer::kContinue);
   EXPECT_FALSE(p.saves());
   EXPECT_EQ(p.on_step({.stop = 2, .must_stop = 1, .stop_saves = 2}),
@@ -29,7 +29,7 @@ TEST(StopPolicy, ARefusedStopIsForgottenUntilRequestedAgain) {
   EXPECT_EQ(p.on_step({.stop = 1, .stop_saves = 1}), Answer::kStop);
 }
 
-TEST(StopPolicy, AHandoffSavesNothingAndIsNeverRefused) {
+TEST(StopPolicy, AHandoffSavesNothingAndIsNeverDeclined) {
   StopPolicy p;
   EXPECT_EQ(p.on_step({.stop = 1}), Answer::kStop);
   EXPECT_FALSE(p.saves());
@@ -38,11 +38,11 @@ TEST(StopPolicy, AHandoffSavesNothingAndIsNeverRefused) {
   // A request to one rank is enough.
   EXPECT_EQ(p.on_step({.stop = 3, .stop_saves = 1}), Answer::kStop);
   EXPECT_TRUE(p.saves());
-  p.refused();
+  p.declined();
   EXPECT_EQ(p.on_step({.stop = 3, .stop_saves = 1}), Answer::kContinue);
   EXPECT_EQ(p.on_step({.stop = 3}), Answer::kStop);
   EXPECT_FALSE(p.saves());
-  // The refusal remains for stops that save.
+  // One that saves is still declined.
   EXPECT_EQ(p.on_step({.stop = 3, .stop_saves = 1}), Answer::kContinue);
 }
 

@@ -112,21 +112,21 @@ TEST_F(TrainerTest, SavesWhenAskedAndInTheBackground) {
     EXPECT_TRUE(kept.contains(step)) << step;
 }
 
-TEST_F(TrainerTest, AStopThatCannotSaveIsRefusedUnlessMandatory) {
+TEST_F(TrainerTest, AStopThatCannotSaveIsDeclinedUnlessMandatory) {
   pb::RankSpec s =
       spec({kEndless, "checkpoint.interval=0", "checkpoint.folder=blocked"});
   std::ofstream(dir_ + "/blocked") << "a file where the folder should be";
-  int64_t refused_at = -1;
+  int64_t declined_at = -1;
   const Ended e = run(s, [&](const Snapshot& now, Board& board, RankProcess&) {
     if (now.committed_step == 0) return;
-    if (refused_at < 0) board.set_request(kRequestStop);
-    if (now.refused_stops == 0) return;
-    if (refused_at < 0) refused_at = now.committed_step;
-    if (now.committed_step > refused_at + 5)
+    if (declined_at < 0) board.set_request(kRequestStop);
+    if (now.declined_stops == 0) return;
+    if (declined_at < 0) declined_at = now.committed_step;
+    if (now.committed_step > declined_at + 5)
       board.set_request(kRequestStop | kRequestForce);
   });
   EXPECT_EQ(e.code, kExitSaveFailed) << output();
-  EXPECT_EQ(e.board.refused_stops, 1);
+  EXPECT_EQ(e.board.declined_stops, 1);
   EXPECT_NE(e.board.checkpoint_error.find("blocked"), std::string::npos)
       << e.board.checkpoint_error;
   EXPECT_NE(e.board.error.find("could not be saved"), std::string::npos);

@@ -28,7 +28,7 @@ RankSample Launcher::sample(Rank& r, bool alive) {
   s.set_committed_step(b.committed_step);
   s.set_progress(b.progress);
   s.set_checkpoint_step(b.checkpoint_step);
-  s.set_refused_stops(b.refused_stops);
+  s.set_declined_stops(b.declined_stops);
   s.set_failed_saves(b.failed_saves);
   if (b.exposed_comm >= 0) s.set_exposed_comm(b.exposed_comm);
   if (b.bubble >= 0) s.set_bubble(b.bubble);
