@@ -36,7 +36,7 @@ std::vector<Action> Agent::on(const Event& event, int64_t now_ms) {
   if (exited_) return {};
   now_ms_ = now_ms;
   std::visit([this](const auto& e) { handle(e); }, event);
-  obey();
+  reconcile();
   take_inventory();
   if (!exited_ &&
       (urgent_ || (dirty_ && now_ms_ - reported_ms_ >= kReportGapMs) ||
@@ -64,7 +64,7 @@ void Agent::handle(const Tick& e) {
     progress_ms_ = std::min(now_ms_, progress_ms_ + gap);
   }
   ticked_ms_ = now_ms_;
-  if (leaving_) leave_alone();
+  if (leaving_) leave_without_coordinator();
   // The job ended while the coordinator was unreachable, or this worker is cut
   // off from it and from the other ranks.
   if (busy_ && now_ms_ - directive_ms_ > kAbandonedMs &&
@@ -77,7 +77,7 @@ void Agent::handle(const Tick& e) {
 
 // The worker must be able to leave without a coordinator: the stop request
 // reaches every rank of the generation through the collective of the step.
-void Agent::leave_alone() {
+void Agent::leave_without_coordinator() {
   const int64_t heard = std::max(directive_ms_, leaving_ms_);
   const bool never = directive_ms_ < 0;
   if (!never && now_ms_ - heard < 3 * dead_after_ms_) return;
@@ -95,7 +95,7 @@ void Agent::leave_alone() {
   }
   // Without a checkpoint, a returning coordinator and a new worker of this name
   // may need the states.
-  exit_with(farewell_.first, farewell_.second,
+  exit_with(leave_exit_.first, leave_exit_.second,
             saved_alone_ ? States::kRemoved : States::kKept);
 }
 
@@ -248,7 +248,7 @@ void Agent::handle(const Refused& e) {
     return;
   if (directive_ms_ < 0) return exit_with(kExitFailed, e.reason, States::kKept);
   if (e.kind == pb::Refusal::OTHER_JOB || leaving_) return;
-  farewell_ = {kExitFailed, e.reason};
+  leave_exit_ = {kExitFailed, e.reason};
   leave();
 }
 
@@ -281,7 +281,7 @@ void Agent::leave() {
 
 // ---------------------------------------------------------------- decisions
 
-void Agent::obey() {
+void Agent::reconcile() {
   if (exited_ || !directive_) return;
   const pb::Directive& d = *directive_;
   if (d.goal() == pb::Directive::UNKNOWN) return;

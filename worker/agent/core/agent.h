@@ -227,9 +227,9 @@ class Agent {
   void handle(const RunEnded& e);
   void handle(const Terminate& e);
 
-  void obey();  // drives the state towards the newest directive
+  void reconcile();  // drives the state towards the newest directive
   void leave();
-  void leave_alone();
+  void leave_without_coordinator();
   void fence_at(int64_t generation);
   void start_ranks();
   void kill_ranks();
@@ -304,7 +304,7 @@ class Agent {
   int64_t metrics_acked_ = 0;
   int64_t older_sent_ms_ = 0;  // metrics of older generations last reported
   // How it exits when it leaves without a coordinator.
-  std::pair<int, std::string> farewell_ = {
+  std::pair<int, std::string> leave_exit_ = {
       0, "left; the coordinator did not answer"};
   bool leaving_ = false;
   int64_t leaving_ms_ = 0;
