@@ -37,7 +37,7 @@ RULES
 # folder (prefix) | the folders (pattern) that it may include
 rules=$(cat <<'RULES'
 proto/base proto/base
-proto/rundir proto/base
+proto/rundir proto/base|proto/[a-z]*\.pb\.h
 proto/limits proto/base|proto/[a-z]*\.pb\.h
 proto/wire proto/base|proto/rundir/paths|proto/[a-z]*\.pb\.h
 proto/data proto/base

@@ -12,13 +12,13 @@
 
 #include "coordinator/ctl/verbs.h"
 #include "coordinator/rundir/job_files.h"
-#include "coordinator/rundir/line_file.h"
 #include "coordinator/rundir/lines.h"
 #include "coordinator/rundir/run_dir.h"
 #include "coordinator/server/journal.h"
 #include "proto/base/clock.h"
 #include "proto/base/process.h"
 #include "proto/base/text.h"
+#include "proto/rundir/file_tail.h"
 #include "proto/wire/key_choice.h"
 
 namespace remesh::ctl {

@@ -84,12 +84,9 @@ void Follower::read_events() {
     if (e.event() == events::kMesh) waiting_.reset();
     say(event_text(e), events::tone_of(e.event()), e.time());
     if (e.event() == events::kStopDeclined) ++stops_declined_;
-    if (e.event() == events::kJobDone) outcome_ = pb::JobStatus::DONE;
-    if (e.event() == events::kJobStopped) outcome_ = pb::JobStatus::STOPPED;
-    if (e.event() == events::kJobFailed) {
-      outcome_ = pb::JobStatus::FAILED;
-      reason_ = e.cause();
-    }
+    const auto outcome = events::outcome_of(e.event());
+    if (outcome != pb::JobStatus::UNKNOWN) outcome_ = outcome;
+    if (outcome == pb::JobStatus::FAILED) reason_ = e.cause();
   }
 }
 

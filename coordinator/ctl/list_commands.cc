@@ -9,11 +9,11 @@
 #include "coordinator/ctl/verbs.h"
 #include "coordinator/rundir/job_files.h"
 #include "coordinator/rundir/known_runs.h"
-#include "coordinator/rundir/line_file.h"
 #include "coordinator/rundir/lines.h"
 #include "coordinator/rundir/run_dir.h"
 #include "proto/base/clock.h"
 #include "proto/base/text.h"
+#include "proto/rundir/file_tail.h"
 
 namespace remesh::ctl {
 namespace {

@@ -28,7 +28,6 @@
 #include "coordinator/ctl/supervisor.h"
 #include "coordinator/ctl/verbs.h"
 #include "coordinator/rundir/job_files.h"
-#include "coordinator/rundir/line_file.h"
 #include "coordinator/rundir/lines.h"
 #include "coordinator/rundir/run_dir.h"
 #include "coordinator/server/journal.h"
@@ -39,6 +38,7 @@
 #include "proto/base/rng.h"
 #include "proto/base/sharing.h"
 #include "proto/base/text.h"
+#include "proto/rundir/file_tail.h"
 #include "proto/wire/loop.h"
 
 namespace remesh::ctl {

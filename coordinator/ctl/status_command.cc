@@ -15,6 +15,7 @@
 #include "coordinator/rundir/run_dir.h"
 #include "proto/base/clock.h"
 #include "proto/data/index.h"
+#include "proto/rundir/file_tail.h"
 
 namespace remesh::ctl {
 namespace {

@@ -10,7 +10,6 @@
 
 #include "checkpoint/huggingface/weight_source.h"
 #include "checkpoint/manifest/scan.h"
-#include "coordinator/rundir/line_file.h"
 #include "coordinator/rundir/lines.h"
 #include "coordinator/rundir/newest_state.h"
 #include "coordinator/rundir/run_dir.h"
@@ -19,6 +18,7 @@
 #include "proto/base/text.h"
 #include "proto/data/index.h"
 #include "proto/rundir/events.h"
+#include "proto/rundir/file_tail.h"
 #include "proto/rundir/run_id.h"
 
 namespace remesh::rundir {

@@ -7,7 +7,6 @@
 
 #include <algorithm>
 #include <cerrno>
-#include <fstream>
 
 #include "proto/base/file_system.h"
 
@@ -177,18 +176,6 @@ std::vector<std::string> LineTail::poll() {
 
 std::vector<std::string> read_lines(const std::string& path) {
   return LineTail(path, /*from_end=*/false).poll();
-}
-
-std::vector<std::string> read_last_lines(const std::string& path) {
-  std::vector<std::string> lines;
-  std::ifstream in(path, std::ios::binary | std::ios::ate);
-  const int64_t size = in.tellg();
-  const bool cut = size > kTailBytes;
-  in.seekg(cut ? size - kTailBytes : 0);
-  std::string line;
-  if (cut) std::getline(in, line);  // its beginning is missing
-  while (std::getline(in, line) && !in.eof()) lines.push_back(line);
-  return lines;
 }
 
 }  // namespace remesh::rundir

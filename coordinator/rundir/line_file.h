@@ -87,8 +87,5 @@ class LineTail {
 
 // All complete lines of a file; none if it does not exist.
 std::vector<std::string> read_lines(const std::string& path);
-// The complete lines within its last kTailBytes bytes.
-std::vector<std::string> read_last_lines(const std::string& path);
-inline constexpr int64_t kTailBytes = 1 << 18;
 
 }  // namespace remesh::rundir

@@ -31,6 +31,7 @@
 #include "proto/base/text.h"
 #include "proto/limits/plausible.h"
 #include "proto/rundir/events.h"
+#include "proto/rundir/file_tail.h"
 
 namespace remesh::rundir {
 namespace {
@@ -303,14 +304,10 @@ std::optional<RunEnd> end_of_run(const std::string& run) {
   const std::vector<std::string> lines = read_last_lines(events_path(run));
   const auto last = parse_event_line(lines.empty() ? "" : lines.back());
   if (!last.ok()) return std::nullopt;
-  for (const auto& [kind, outcome] :
-       {std::pair{&events::kJobDone, pb::JobStatus::DONE},
-        std::pair{&events::kJobStopped, pb::JobStatus::STOPPED},
-        std::pair{&events::kJobFailed, pb::JobStatus::FAILED}})
-    if (last->event() == *kind)
-      return RunEnd{outcome, last->cause(), last->detail(), last->step(),
-                    last->time()};
-  return std::nullopt;
+  const auto outcome = events::outcome_of(last->event());
+  if (outcome == pb::JobStatus::UNKNOWN) return std::nullopt;
+  return RunEnd{outcome, last->cause(), last->detail(), last->step(),
+                last->time()};
 }
 
 std::string end_text(const RunEnd& end, const std::string& run) {

@@ -101,9 +101,7 @@ Status RunFiles::append(const pb::EventRecord& event) {
   // The last event says how the run has ended.
   if (has_ended) return ok_status();
   RETURN_IF_ERROR(events->append(rundir::event_line(event) + "\n"));
-  has_ended = event.event() == events::kJobDone ||
-              event.event() == events::kJobStopped ||
-              event.event() == events::kJobFailed;
+  has_ended = events::outcome_of(event.event()) != pb::JobStatus::UNKNOWN;
   syncer->touch();
   return ok_status();
 }

@@ -63,4 +63,11 @@ Tone tone_of(std::string_view name) {
   return kind == std::end(kKinds) ? Tone::kNotice : kind->tone;
 }
 
+pb::JobStatus::State outcome_of(const std::string& name) {
+  if (name == kJobDone) return pb::JobStatus::DONE;
+  if (name == kJobStopped) return pb::JobStatus::STOPPED;
+  if (name == kJobFailed) return pb::JobStatus::FAILED;
+  return pb::JobStatus::UNKNOWN;
+}
+
 }  // namespace remesh::events

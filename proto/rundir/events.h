@@ -15,6 +15,8 @@
 #include <string>
 #include <string_view>
 
+#include "proto/control.pb.h"
+
 namespace remesh::events {
 
 // How an event is shown.
@@ -209,5 +211,9 @@ std::span<const EventKind> event_kinds();
 // The tone of the event of that name; kNotice if it is unknown, which is how
 // programs of different versions read each other's files.
 Tone tone_of(std::string_view name);
+
+// DONE, STOPPED or FAILED if this is the name of the event that ends a job, its
+// last one; otherwise UNKNOWN.
+pb::JobStatus::State outcome_of(const std::string& name);
 
 }  // namespace remesh::events

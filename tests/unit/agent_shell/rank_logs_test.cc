@@ -8,6 +8,7 @@
 #include <fstream>
 #include <thread>
 
+#include "proto/rundir/file_tail.h"
 #include "tests/testing/temp_dir.h"
 #include "tests/unit/agent_shell/num_entries.h"
 #include "worker/agent/shell/address.h"
@@ -92,6 +93,42 @@ TEST(Address, NamesAndAddressesAreChecked) {
   EXPECT_FALSE(a->read().ok());
   std::ofstream(dir / "coordinator.addr") << "tcp://h:1\npid=3\n";
   EXPECT_EQ(*a->read(), "tcp://h:1");
+}
+
+// After "done" the worker removes every state.
+TEST(Address, TheNameOfTheLastEventTellsHowARunEnded) {
+  TempDir dir;
+  std::ofstream events(dir / "events.jsonl");
+  const auto outcome_after = [&](const std::string& text) {
+    events << text << std::flush;
+    return look_up(dir.path()).outcome;
+  };
+  EXPECT_EQ(outcome_after(""), pb::JobStatus::UNKNOWN);
+  EXPECT_EQ(outcome_after("{\"event\":\"job_failed\"}\n"),
+            pb::JobStatus::FAILED);
+  // Other places that have the words.
+  for (const char* line :
+       {R"({"event":"failure","cause":"\"event\":\"job_done\""})",
+        R"({"event":"failure","last_log":["event","job_done"]})",
+        R"({"from":{"event":"job_done"},"event":"mesh"})",
+        R"(damaged "event":"job_done")"})
+    EXPECT_EQ(outcome_after(std::string(line) + "\n"), pb::JobStatus::UNKNOWN)
+        << line;
+  EXPECT_EQ(outcome_after("{ \"step\" : 9, \"event\" : \"job_done\" }\n"),
+            pb::JobStatus::DONE);
+  // A line that is still being written does not count yet.
+  EXPECT_EQ(outcome_after("{\"event\":\"job_stopped\"}"), pb::JobStatus::DONE);
+  EXPECT_EQ(outcome_after("\n"), pb::JobStatus::STOPPED);
+}
+
+TEST(FileTail, HasCompleteLinesOnly) {
+  TempDir dir;
+  EXPECT_TRUE(rundir::read_last_lines(dir / "f").empty());
+  std::ofstream out(dir / "f");
+  out << std::string(rundir::kTailBytes, 'x') << "\n\nlast\ntorn" << std::flush;
+  EXPECT_EQ(rundir::read_last_lines(dir / "f"),
+            (std::vector<std::string>{"", "last"}));
+  EXPECT_EQ(rundir::read_tail(dir / "f", 6), "t\ntorn");
 }
 
 }  // namespace

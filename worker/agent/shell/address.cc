@@ -1,10 +1,12 @@
 #include "worker/agent/shell/address.h"
 
-#include <algorithm>
-#include <cstdint>
 #include <filesystem>
 #include <fstream>
+#include <nlohmann/json.hpp>
 
+#include "proto/base/json_reader.h"
+#include "proto/rundir/events.h"
+#include "proto/rundir/file_tail.h"
 #include "proto/rundir/paths.h"
 
 namespace remesh::agent {
@@ -41,23 +43,19 @@ void CoordinatorAddress::set_run(const std::string& run_dir) {
 }
 
 RunLookup look_up(const std::string& run_dir) {
-  constexpr int64_t kTailBytes = 1 << 16;
   RunLookup out;
   const std::string file = rundir::endpoint_path(run_dir);
   std::ifstream endpoint(file);
-  std::string last;
-  if (std::getline(endpoint, last) && !last.empty())
-    out.address = last;
+  std::string line;
+  if (std::getline(endpoint, line) && !line.empty())
+    out.address = line;
   else
     out.address = not_found(file + ": no address; is a coordinator running?");
-  std::ifstream in(rundir::events_path(run_dir), std::ios::ate);
-  const int64_t size = in.tellg();
-  in.seekg(std::max<int64_t>(0, size - kTailBytes));
-  for (std::string line; std::getline(in, line) && !in.eof();) last = line;
-  for (const char* outcome : {"done", "failed", "stopped"})
-    if (last.find(std::string("\"event\":\"job_") + outcome + "\"") !=
-        std::string::npos)
-      out.outcome = outcome;
+  const auto lines = rundir::read_last_lines(rundir::events_path(run_dir));
+  const auto event =
+      nlohmann::json::parse(lines.empty() ? "" : lines.back(), nullptr,
+                            /*allow_exceptions=*/false);
+  out.outcome = events::outcome_of(JsonReader(event, "").text("event", ""));
   return out;
 }
 

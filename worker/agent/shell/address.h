@@ -7,6 +7,7 @@
 #include <string>
 
 #include "proto/base/status.h"
+#include "proto/control.pb.h"
 #include "proto/limits/plausible.h"
 
 namespace remesh::agent {
@@ -35,9 +36,8 @@ class CoordinatorAddress {
 // What a run directory says of its coordinator. Reading it may take long.
 struct RunLookup {
   Result<std::string> address = unavailable("not read yet");
-  // How the run ended ("done", "failed", "stopped"), by its last event; "" if
-  // it has not.
-  std::string outcome;
+  // How the run ended, by its last event; UNKNOWN if it has not.
+  pb::JobStatus::State outcome = pb::JobStatus::UNKNOWN;
 };
 RunLookup look_up(const std::string& run_dir);
 

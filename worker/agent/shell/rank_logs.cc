@@ -7,27 +7,16 @@
 #include <algorithm>
 #include <cerrno>
 #include <filesystem>
-#include <fstream>
 #include <vector>
 
+#include "proto/rundir/file_tail.h"
 #include "proto/rundir/paths.h"
 
 namespace remesh::agent {
 namespace fs = std::filesystem;
 namespace {
 
-constexpr std::streamoff kTail = 16 << 10;
-
-std::string read_tail(const std::string& path) {
-  std::ifstream in(path, std::ios::binary | std::ios::ate);
-  if (!in) return "";
-  const std::streamoff size = in.tellg();
-  in.seekg(std::max<std::streamoff>(0, size - kTail));
-  std::string text(static_cast<size_t>(std::min(size, kTail)), '\0');
-  in.read(text.data(), static_cast<std::streamsize>(text.size()));
-  text.resize(static_cast<size_t>(in.gcount()));
-  return text;
-}
+constexpr int64_t kTailBytes = 16 << 10;
 
 // The number in "gen-7", or -1.
 int64_t generation_of(const std::string& name) {
@@ -147,7 +136,8 @@ std::string last_line(std::string_view text, size_t max_bytes) {
 
 std::vector<std::string> log_tail(const RankLogPaths& paths, size_t lines,
                                   size_t max_bytes) {
-  const std::string log = read_tail(paths.log), printed = read_tail(paths.out);
+  const std::string log = rundir::read_tail(paths.log, kTailBytes);
+  const std::string printed = rundir::read_tail(paths.out, kTailBytes);
   const bool last = printed_last(paths);
   std::vector<std::string> out =
       last_lines(last ? printed : log, lines, max_bytes);

@@ -151,12 +151,16 @@ void Worker::on_lookup(const RunLookup& found, int64_t now_ms) {
     const bool moved = *found.address != address_ || !coordinator_.fixed();
     return connect_to(moved ? *found.address : *coordinator_.read());
   }
-  if (now_ms - answered_ms_ < kEndedMs || found.outcome.empty()) return;
+  if (now_ms - answered_ms_ < kEndedMs ||
+      found.outcome == pb::JobStatus::UNKNOWN)
+    return;
   const std::string& run = coordinator_.run();
-  feed(RunEnded{fmt::format("{}: the run has ended ({}); continue it with "
-                            "`remesh resume {}`, then start the worker again",
-                            run, found.outcome, shell_quoted(run)),
-                found.outcome == "done"});
+  feed(RunEnded{
+      fmt::format("{}: the run has ended ({}); continue it with "
+                  "`remesh resume {}`, then start the worker again",
+                  run, enum_text(pb::JobStatus::State_Name(found.outcome)),
+                  shell_quoted(run)),
+      found.outcome == pb::JobStatus::DONE});
 }
 
 void Worker::watch_silence(int64_t now_ms) {

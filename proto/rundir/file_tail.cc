@@ -1,0 +1,31 @@
+#include "proto/rundir/file_tail.h"
+
+#include <algorithm>
+#include <fstream>
+
+namespace remesh::rundir {
+
+std::string read_tail(const std::string& path, int64_t bytes) {
+  std::ifstream in(path, std::ios::binary | std::ios::ate);
+  const int64_t size = std::min<int64_t>(in.tellg(), bytes);
+  if (size <= 0) return "";
+  in.seekg(-size, std::ios::end);
+  std::string text(static_cast<size_t>(size), '\0');
+  in.read(text.data(), size);
+  text.resize(static_cast<size_t>(in.gcount()));
+  return text;
+}
+
+std::vector<std::string> read_last_lines(const std::string& path) {
+  std::string text = read_tail(path, kTailBytes + 1);
+  // The beginning of the first line may be missing.
+  if (text.size() > kTailBytes) text.erase(0, text.find('\n') + 1);
+  std::vector<std::string> lines;
+  size_t begin = 0;
+  for (size_t end; (end = text.find('\n', begin)) != std::string::npos;
+       begin = end + 1)
+    lines.push_back(text.substr(begin, end - begin));
+  return lines;
+}
+
+}  // namespace remesh::rundir
