@@ -85,9 +85,15 @@ keys=$dir/runs/slurm-7/keys
 mv "$keys/batch.key" "$dir"
 "$bin/remesh" key revoke batch "$dir/runs/slurm-7" >/dev/null
 mv "$dir/batch.key" "$keys"
+# What other keys say does not count.
+"$bin/remesh" key new worker other "$dir/runs/slurm-7" --workers batch \
+  --days 1 >/dev/null
 run 0
 check "a secret that was never allowed is made again" \
-  grep -q '"batch"' "$keys/allowed.toml"
+  grep -q 'name = "batch"' "$keys/allowed.toml"
+cp "$keys/batch.key" "$dir"
+run 0
+check "one that is allowed is kept" cmp "$keys/batch.key" "$dir/batch.key"
 run "warned 5"
 check "exit code $got, not 0, after a warning" [ "$got" -eq 0 ]
 check "a warning requeues" [ "$(grep -cx 'requeue 7' "$dir/scontrol")" -eq 1 ]
