@@ -244,13 +244,15 @@ Example:
 
 To undo it, start the worker again on its host: remesh-worker --connect RUN)",
      drain},
-    {"uncordon", "Use a host again on which ranks failed to start", "HOST",
+    {"uncordon", "Use a cordoned host again", "HOST",
      "Its name, or that of a worker on it, as shown by `remesh status`", R"(
 Example:
   remesh uncordon node7
 
-A host on which ranks fail to start is cordoned: no ranks are placed on it for a
-time that doubles with each failure. Use this when the cause is mended.)",
+No ranks are placed on a host that is cordoned: because ranks failed there, it was
+lost repeatedly, messages between it and another host were lost, or it has too
+little room. That lasts twice as long after each failure. Use this command when
+the cause is fixed. `remesh status` shows the reason.)",
      uncordon},
     {"mesh", "Change the mesh (takes effect after the current step)", "LAYOUT",
      "Parallel degrees such as dp2,pp2,tp2,cp2 (1 if left out), or auto: "

@@ -31,7 +31,6 @@ std::string table(std::vector<std::vector<std::string>> rows);
 
 // The newest events, one per line.
 std::string events_text(const pb::JobStatus& s, const Style& style);
-// The complete page.
 // What the files of a run add to what its coordinator says.
 struct RunFacts {
   double now = 0;      // unix seconds; 0: unknown, shows no time
@@ -46,6 +45,7 @@ RunFacts facts_of(const std::vector<pb::StepMetrics>& metrics,
                   const std::vector<pb::EventRecord>& events, int64_t steps,
                   double now);
 
+// The complete page.
 std::string status_text(const pb::JobStatus& s, const RunFacts& facts,
                         const Style& style);
 

@@ -49,8 +49,8 @@ class Daemon {
   // Locks the run directory, opens journal and files, and listens. Fails with
   // AlreadyExists if another coordinator uses the directory, with
   // InvalidArgument if it contains a run that may not continue with this job,
-  // or other files, with Ended if that run has ended and is not resumed. After
-  // a failure a directory that was no run is none.
+  // or other files, with Ended if that run has ended and is not resumed. A
+  // directory that was not a run before is not one after a failure either.
   static Result<std::unique_ptr<Daemon>> open(DaemonOptions options);
   virtual ~Daemon() = default;
 

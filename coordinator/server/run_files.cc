@@ -47,13 +47,16 @@ Status RunFiles::check_not_ended(const std::string& run) {
   auto end = rundir::end_of_run(run);
   if (!end) {
     const pb::Durable& d = *journal->restored();
-    const bool failed = d.phase() == pb::Durable::FAILED;
+    const auto last = rundir::parse_metrics_line(metrics->last_line());
+    const int64_t step = last.ok() ? last->step() : 0;
+    // A stop by request needs no explanation.
+    const bool explained =
+        d.phase() == pb::Durable::FAILED || step > d.job().train().steps();
     pb::EventRecord e =
-        core::end_event(d.phase(), failed ? d.cause().what() : "", "", "");
+        core::end_event(d.phase(), explained ? d.cause().what() : "", "", "");
     e.set_time(unix_seconds());
     e.set_generation(d.generation());
-    const auto last = rundir::parse_metrics_line(metrics->last_line());
-    e.set_step(last.ok() ? last->step() : 0);
+    e.set_step(step);
     RETURN_IF_ERROR(append(e));
     rundir::remove_endpoint(*fs, run);
     end = rundir::end_of_run(run);

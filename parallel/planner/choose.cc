@@ -34,7 +34,7 @@ namespace {
 using geometry::Layout;
 
 std::string offers(const PlacementRequest& q) {
-  if (q.workers.empty()) return "no worker is there";
+  if (q.workers.empty()) return "no workers";
   std::vector<std::string> parts;
   for (const WorkerSlots& w : q.workers)
     parts.push_back(fmt::format("{}: {}", w.worker, w.slots));

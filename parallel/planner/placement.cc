@@ -45,7 +45,7 @@ Status check_request(const PlacementRequest& q) {
   for (const WorkerSlots& w : q.workers) {
     if (!names.insert(w.worker).second)
       return invalid_argument(
-          fmt::format("worker '{}' is there twice", w.worker));
+          fmt::format("duplicate worker name '{}'", w.worker));
     if (w.slots < 0)
       return invalid_argument(fmt::format(
           "worker '{}': {} slots, must be 0 or more", w.worker, w.slots));

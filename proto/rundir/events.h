@@ -97,7 +97,9 @@ inline constexpr EventKind kDrain{
     "`remesh drain`: the worker finishes its step and leaves."};
 inline constexpr EventKind kHostCordoned{
     "host_cordoned", Tone::kBad, "host, cause, seconds, detail",
-    "Ranks failed on this host, so none are placed there for `seconds`."};
+    "No ranks are placed on this host for `seconds`: ranks failed there, it "
+    "was silent repeatedly, messages are lost between it and another host, or "
+    "it has too little room for the states."};
 inline constexpr EventKind kLinkSearch{
     "link_search", Tone::kNotice, "cause, detail",
     "Collectives of many hosts hang: the next mesh is without some of the "
@@ -140,7 +142,8 @@ inline constexpr EventKind kFailure{
     "flight_record, seconds",
     "A generation was aborted; names the rank or worker that failed first, "
     "never a victim. `cause` says what happened to it, `signal` or "
-    "`exit_code` how it ended, `seconds` how long the abort took."};
+    "`exit_code` how it ended. All ranks have ended: training has been "
+    "interrupted for `seconds` by then."};
 inline constexpr EventKind kGenerationEnded{
     "generation_ended", Tone::kNotice, "detail",
     "All ranks stopped at a step boundary."};
@@ -150,8 +153,10 @@ inline constexpr EventKind kChangePutOff{
     "next mesh do not fit."};
 inline constexpr EventKind kReportRefused{
     "report_refused", Tone::kBad, "worker, cause, detail",
-    "A report was refused: its content is impossible, or another worker has "
-    "its name or started later; at most one event a minute."};
+    "A report was refused: its content is impossible, another worker has its "
+    "name or started later, it has another version of the protocol or a later "
+    "generation without proof, or there are too many workers, or too many new "
+    "ones at once; at most one event a minute."};
 inline constexpr EventKind kMetricsGap{
     "metrics_gap", Tone::kBad, "detail",
     "Steps finished whose metrics are lost."};

@@ -63,7 +63,7 @@ const std::vector<Lines>& waiting_lines() {
   static const std::vector<Lines> kLines = {
       {"journal waiting g0"},
       {"event coordinator_started g0"},
-      {"event waiting g0 (too few slots: 0 offered (no worker is there), needs "
+      {"event waiting g0 (too few slots: 0 offered (no workers), needs "
        "1 (elastic.min_slots))"},
       {"* is IDLE g0", "event worker_joined g0 worker=* (*)",
        "tell * IDLE g0"}};

@@ -267,7 +267,7 @@ TEST(Placement, RefusalsNameTheKeyAndWhatIsAllowed) {
                  "(elastic.min_slots)");
   q = two_workers();
   q.workers.clear();
-  expect_refusal(q, Code::kExhausted, "0 offered (no worker is there)");
+  expect_refusal(q, Code::kExhausted, "0 offered (no workers)");
   q = two_workers();
   q.degrees.dp = 4;
   expect_refusal(q, Code::kExhausted, "needs 4 (the degrees in [parallel])");
@@ -284,7 +284,7 @@ TEST(Placement, RefusalsNameTheKeyAndWhatIsAllowed) {
   expect_refusal(q, Code::kInvalidArgument, "elastic.max_slots = 1");
   q = two_workers();
   q.workers.push_back(q.workers[0]);
-  expect_refusal(q, Code::kInvalidArgument, "worker 'b' is there twice");
+  expect_refusal(q, Code::kInvalidArgument, "duplicate worker name 'b'");
 }
 
 }  // namespace

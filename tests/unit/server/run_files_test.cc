@@ -78,6 +78,28 @@ TEST_F(RunFilesTest, AnEndThatOnlyTheJournalHasBecomesAnEvent) {
   EXPECT_TRUE(rundir::end_of_run(run_)) << "the last event is the end";
 }
 
+TEST_F(RunFilesTest, OnlyAnEndThatNobodyAskedForIsExplained) {
+  pb::StepMetrics m;
+  m.set_step(9);
+  m.set_loss(1);
+  ASSERT_TRUE(older_.append(m).ok());
+  pb::Durable d = state(1);
+  d.set_phase(pb::Durable::STOPPED);
+  for (const int64_t steps : {5, 20}) {
+    const bool too_few = steps < 9;
+    d.mutable_job()->mutable_train()->set_steps(steps);
+    d.mutable_cause()->set_what(too_few ? "too few" : "stopped by request");
+    ASSERT_TRUE(older_.persist(d).ok());
+    fs::resize_file(rundir::events_path(run_), 0);
+    open_again(older_);
+    EXPECT_EQ(older_.check_not_ended(run_).code(), Code::kEnded);
+    const auto end = rundir::end_of_run(run_);
+    ASSERT_TRUE(end);
+    EXPECT_EQ(end->outcome, pb::JobStatus::STOPPED);
+    EXPECT_EQ(end->cause, too_few ? "too few" : "");
+  }
+}
+
 // The newer one has read the metrics before, and would plan without them.
 TEST_F(RunFilesTest, LinesOfTheOlderCoordinatorEndTheNewerOne) {
   start_newer();

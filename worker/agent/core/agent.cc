@@ -266,7 +266,8 @@ void Agent::handle(const Terminate&) {
   }
   if (now_ms_ - interrupted_ms_ < kSameInterruptMs) return;
   if (busy_) kill_ranks();
-  exit_with(130, "interrupted twice: left immediately", States::kKept);
+  exit_with(kExitInterrupted, "interrupted twice: left immediately",
+            States::kKept);
 }
 
 void Agent::leave() {
