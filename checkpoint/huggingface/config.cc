@@ -15,31 +15,52 @@ namespace {
 
 using geometry::ModelConfig;
 
-constexpr struct {
+struct Family {
   const char* model_type;  // also ModelConfig::arch
   const char* architecture;
-} kFamilies[] = {{"llama", "LlamaForCausalLM"},
-                 {"mistral", "MistralForCausalLM"},
-                 {"qwen2", "Qwen2ForCausalLM"},
-                 {"qwen3", "Qwen3ForCausalLM"},
-                 {"phi3", "Phi3ForCausalLM"}};
+  int64_t kv_heads = 0;  // where config.json does not say; 0: as many as heads
+};
+constexpr Family kFamilies[] = {{"llama", "LlamaForCausalLM"},
+                                {"mistral", "MistralForCausalLM", 8},
+                                {"qwen2", "Qwen2ForCausalLM", 32},
+                                {"qwen3", "Qwen3ForCausalLM", 32},
+                                {"phi3", "Phi3ForCausalLM"}};
 
 // Where config.json does not say.
 constexpr int64_t kQwen3HeadDim = 128;
 constexpr int64_t kMistralWindow = 4096;
 
-void read_family(JsonReader& r, ModelConfig& m) {
+Family read_family(JsonReader& r) {
   std::vector<std::string> types;
-  m.arch = r.text("model_type", "");
-  for (const auto& f : kFamilies) {
+  const std::string type = r.text("model_type", "");
+  for (const Family& f : kFamilies) {
+    if (type == f.model_type) return f;
     types.emplace_back(f.model_type);
-    if (m.arch != f.model_type) continue;
-    const Json* const names = r.find("architectures");
-    if (names != nullptr && *names != Json::array({f.architecture}))
-      r.refuse("architectures", fmt::format("[\"{}\"]", f.architecture));
-    return;
   }
   r.refuse("model_type", "one of " + join(types));
+  return {.model_type = "", .architecture = ""};
+}
+
+Config read_shape(const Family& family, const Json& json, JsonReader& r) {
+  Config c;
+  ModelConfig& m = c.model;
+  m.arch = family.model_type;
+  m.dim = r.integer("hidden_size", 0);
+  m.n_layers = r.integer("num_hidden_layers", 0);
+  m.n_heads = r.integer("num_attention_heads", 0);
+  m.n_kv_heads = r.integer("num_key_value_heads",
+                           family.kv_heads > 0 ? family.kv_heads : m.n_heads);
+  m.hidden_dim = r.integer("intermediate_size", 0);
+  m.vocab_size = r.integer("vocab_size", 0);
+  m.tie_embeddings = r.flag("tie_word_embeddings", false);
+  if (m.arch == "qwen3" || r.find("head_dim") != nullptr)
+    m.set_head_dim(r.integer("head_dim", kQwen3HeadDim));
+  if (geometry::has_window(m.arch) && r.find("sliding_window") != nullptr)
+    m.sliding_window = r.integer("sliding_window", 0);
+  else if (m.arch == "mistral" && !json.contains("sliding_window"))
+    m.sliding_window = kMistralWindow;
+  c.max_position = r.integer("max_position_embeddings", c.max_position);
+  return c;
 }
 
 void read_rope_scaling(JsonReader& r, ModelConfig& m) {
@@ -122,40 +143,37 @@ void refuse_others(JsonReader& r) {
     r.refuse("quantization_config", "absent: weights in fp32, bf16 or fp16");
 }
 
+Result<Config> checked(Config c, const JsonReader& r) {
+  RETURN_IF_ERROR(r.problem());
+  if (const Status valid = c.model.validate(); !valid.ok())
+    return valid.with_context(r.name());
+  return c;
+}
+
 }  // namespace
+
+Result<Config> parse_shape(std::string_view text, const std::string& name) {
+  ASSIGN_OR_RETURN(const Json json, parse_json(text, name));
+  JsonReader r(json, name);
+  return checked(read_shape(read_family(r), json, r), r);
+}
 
 Result<Config> parse_config(std::string_view text, const std::string& name) {
   ASSIGN_OR_RETURN(const Json json, parse_json(text, name));
   JsonReader r(json, name);
-  Config c;
+  const Family family = read_family(r);
+  const Json* const names = r.find("architectures");
+  if (names != nullptr && *names != Json::array({family.architecture}))
+    r.refuse("architectures", fmt::format("[\"{}\"]", family.architecture));
+  Config c = read_shape(family, json, r);
   ModelConfig& m = c.model;
-  read_family(r, m);
-  m.dim = r.integer("hidden_size", 0);
-  m.n_layers = r.integer("num_hidden_layers", 0);
-  m.n_heads = r.integer("num_attention_heads", 0);
-  // The others have defaults of their own, which no file relies on.
-  const bool as_heads = m.arch == "llama" || m.arch == "phi3";
-  m.n_kv_heads = r.integer("num_key_value_heads", as_heads ? m.n_heads : 0);
-  m.hidden_dim = r.integer("intermediate_size", 0);
-  m.vocab_size = r.integer("vocab_size", 0);
   m.norm_eps = r.number("rms_norm_eps", m.arch == "phi3" ? 1e-5 : 1e-6);
-  m.tie_embeddings = r.flag("tie_word_embeddings", false);
   read_rope(r, m);
   refuse_others(r);
-  if (m.arch == "qwen3" || r.find("head_dim") != nullptr)
-    m.set_head_dim(r.integer("head_dim", kQwen3HeadDim));
-  if (geometry::has_window(m.arch) && r.find("sliding_window") != nullptr)
-    m.sliding_window = r.integer("sliding_window", 0);
-  else if (m.arch == "mistral" && !json.contains("sliding_window"))
-    m.sliding_window = kMistralWindow;
-  c.max_position = r.integer("max_position_embeddings", c.max_position);
   c.bos_token_id = token_id(r, "bos_token_id");
   c.eos_token_id = token_id(r, "eos_token_id");
   c.pad_token_id = token_id(r, "pad_token_id");
-  RETURN_IF_ERROR(r.problem());
-  if (const Status valid = m.validate(); !valid.ok())
-    return valid.with_context(name);
-  return c;
+  return checked(std::move(c), r);
 }
 
 std::string config_json(const Config& config, Dtype dtype) {

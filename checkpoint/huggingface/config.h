@@ -31,6 +31,10 @@ struct Config {
 // its value and what is allowed, if the model is none that can be computed.
 Result<Config> parse_config(std::string_view text, const std::string& name);
 
+// What a plan needs: family, sizes, window and max_position. Accepts models
+// whose arithmetic parse_config() refuses, such as another rotary embedding.
+Result<Config> parse_shape(std::string_view text, const std::string& name);
+
 // The text of a config.json that parse_config() and transformers read.
 // `dtype`: of the weights beside it.
 std::string config_json(const Config& config, Dtype dtype);

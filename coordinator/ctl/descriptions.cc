@@ -8,6 +8,7 @@
 #include <nlohmann/json.hpp>
 #include <sstream>
 
+#include "checkpoint/huggingface/config.h"
 #include "coordinator/core/job_shape.h"
 #include "coordinator/rundir/job_files.h"
 #include "parallel/geometry/family.h"
@@ -76,24 +77,19 @@ bool is_job(const std::string& toml) {
   return false;
 }
 
+// Those that are planned for and that checkpoint/huggingface does not read.
 struct HfFamily {
   const char* model_type;
-  // Where the file does not say: tied, and the size of a head (0: the share of
-  // hidden_size).
-  bool gated, tied;
-  int64_t head_dim = 0;
+  bool gated, tied;  // tied: where the file does not say
 };
 constexpr HfFamily kHfFamilies[] = {
-    {"llama", true, false},     {"mistral", true, false},
-    {"qwen2", true, false},     {"qwen3", true, false, 128},
-    {"phi3", true, false},      {"olmo2", true, false},
-    {"granite", true, false},   {"gpt2", false, true},
-    {"gpt_neox", false, false}, {"opt", false, true},
-    {"nemotron", false, false}, {"starcoder2", false, true}};
+    {"olmo2", true, false},     {"granite", true, false},
+    {"gpt2", false, true},      {"gpt_neox", false, false},
+    {"opt", false, true},       {"nemotron", false, false},
+    {"starcoder2", false, true}};
 
-Result<HfFamily> hf_family(JsonReader& c) {
-  const std::string type = c.text("model_type", "");
-  std::vector<std::string> known;
+Result<HfFamily> hf_family(JsonReader& c, const std::string& type) {
+  std::vector<std::string> known = {geometry::family_names()};
   for (const HfFamily& f : kHfFamilies) {
     if (type == f.model_type) return f;
     known.emplace_back(f.model_type);
@@ -110,7 +106,15 @@ Result<ModelChoice> parse_hf_config(const std::string& text,
   if (!json.is_object())
     return invalid_argument(name + ": is not a JSON object");
   JsonReader c(json, name);
-  ASSIGN_OR_RETURN(const HfFamily family, hf_family(c));
+  const std::string type = c.text("model_type", "");
+  if (geometry::find_family(type) != nullptr) {
+    ASSIGN_OR_RETURN(const huggingface::Config hf,
+                     huggingface::parse_shape(text, name));
+    return ModelChoice{.name = name,
+                       .model = hf.model,
+                       .seq_len = std::min(hf.max_position, kMostDefaultSeq)};
+  }
+  ASSIGN_OR_RETURN(const HfFamily family, hf_family(c, type));
   pb::ModelFile file;
   pb::ModelShape& m = *file.mutable_model();
   m.set_arch(family.gated ? "llama" : "gpt");
@@ -125,17 +129,10 @@ Result<ModelChoice> parse_hf_config(const std::string& text,
   m.set_tie_embeddings(c.flag("tie_word_embeddings", family.tied));
   const int64_t seq =
       c.integer(c.any_of({"max_position_embeddings", "n_positions"}), 2048);
-  if (family.head_dim > 0 || c.find("head_dim") != nullptr)
-    m.set_head_dim(c.integer("head_dim", family.head_dim));
+  if (c.find("head_dim") != nullptr) m.set_head_dim(c.integer("head_dim", 0));
   RETURN_IF_ERROR(c.problem());
   auto model = planner::model_of(file);
   if (!model.ok()) return model.status().with_context(name);
-  // With the biases or norms of heads that it adds to a Llama.
-  if (geometry::find_family(family.model_type) != nullptr)
-    model->arch = family.model_type;
-  if (geometry::has_window(model->arch) && c.find("sliding_window") != nullptr)
-    model->sliding_window = c.integer("sliding_window", 0);
-  RETURN_IF_ERROR(c.problem());
   return ModelChoice{.name = name,
                      .model = *std::move(model),
                      .seq_len = std::min(seq, kMostDefaultSeq)};

@@ -4,6 +4,7 @@
 
 #include <nlohmann/json.hpp>
 
+#include "checkpoint/huggingface/config.h"
 #include "parallel/geometry/param_table.h"
 
 namespace remesh::ctl {
@@ -114,6 +115,38 @@ TEST(HfConfig, AHeadMayHaveAnySize) {
           "c")
           .value();
   EXPECT_EQ(parameters(nemo), 12'247'782'400);
+}
+
+TEST(HfConfig, WhatIsMissingIsAsInAnImportedModel) {
+  for (const char* type : {"llama", "mistral", "qwen2", "qwen3", "phi3"})
+    for (const char* key :
+         {"sliding_window", "num_key_value_heads", "head_dim"}) {
+      Json json = Json::parse(kLlama);
+      json.update(Json{{"model_type", type}, {"rms_norm_eps", 1e-5}});
+      json.erase(key);
+      const ModelChoice planned = parse_hf_config(json.dump(), "c").value();
+      const auto imported = huggingface::parse_config(json.dump(), "c");
+      ASSERT_TRUE(imported.ok()) << imported.status().message();
+      EXPECT_EQ(planned.model, imported->model) << type << " without " << key;
+    }
+  EXPECT_EQ(parse_hf_config(with("model_type", "mistral"), "c")
+                .value()
+                .model.sliding_window,
+            4096);
+}
+
+// A plan does not depend on how they compute.
+TEST(HfConfig, ModelsThatCannotBeImportedArePlanned) {
+  const auto plain = parse_hf_config(kLlama, "c");
+  for (const auto& [key, value] :
+       {std::pair<const char*, Json>{"rope_scaling", {{"type", "yarn"}}},
+        {"attention_bias", true},
+        {"architectures", Json::array({"LlamaForSequenceClassification"})}}) {
+    EXPECT_FALSE(huggingface::parse_config(with(key, value), "c").ok()) << key;
+    const auto planned = parse_hf_config(with(key, value), "c");
+    ASSERT_TRUE(planned.ok()) << planned.status().message();
+    EXPECT_EQ(planned->model, plain->model);
+  }
 }
 
 Result<std::string> plan(const std::string& model, const std::string& cluster,
