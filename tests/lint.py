@@ -131,15 +131,15 @@ FOREIGN = {"hdf5.h", "ioprio.h", "mpi.h", "zmq.h"}
 LINK = re.compile(r"\]\(([^)#:]+)(?:#[^)]*)?\)")
 PROTOCOL = pathlib.Path("proto/PROTOCOL.md")
 STRINGS = r'((?:"[^"]*"\s*)+)'
-EVENT = re.compile(r'EventKind k\w+\{\s*"(\w+)",\s*Tone::\w+,\s*' +
-                   STRINGS + r",\s*" + STRINGS + r"\};")
+EVENT = re.compile(r'^EVENT\(\s*k\w+,\s*"(\w+)",\s*k\w+,\s*' + STRINGS +
+                   r",\s*" + STRINGS + r"\)$", re.M)
 EXIT_CODE = re.compile(r"^  kExit\w+ = (\d+),((?:\s*//.*)*)", re.M)
 
 
 def event_table():
-    header = pathlib.Path("proto/rundir/events.h").read_text()
+    table = pathlib.Path("proto/rundir/events.inc").read_text()
     rows = ["| event | further fields | meaning |", "|---|---|---|"]
-    for name, *texts in EVENT.findall(header):
+    for name, *texts in EVENT.findall(table):
         fields, meaning = ("".join(re.findall(r'"([^"]*)"', t)) for t in texts)
         names = ",".join(f" `{f}`" for f in fields.split(", ") if f)
         rows.append(f"| `{name}` |{names} | {meaning} |")
@@ -158,7 +158,7 @@ def exit_code_table():
     return rows
 
 
-TABLES = {"proto/rundir/events.h": event_table,
+TABLES = {"proto/rundir/events.inc": event_table,
           "proto/base/exit_code.h": exit_code_table}
 
 

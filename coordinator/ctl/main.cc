@@ -137,18 +137,7 @@ int main(int argc, char** argv) {
   app.set_version_flag("-V,--version", version_line("remesh"));
   app.require_subcommand(1);
   int code = kExitOk;
-  add_run_verb(&app, &code);
-  add_status_verb(&app, &code);
-  add_list_verbs(&app, &code);
-  add_fork_verb(&app, &code);
-  add_control_verbs(&app, &code);
-  add_checkpoint_verbs(&app, &code);
-  add_model_verbs(&app, &code);
-  add_trace_verb(&app, &code);
-  add_plan_verb(&app, &code);
-  add_tune_verb(&app, &code);
-  add_job_verbs(&app, &code);
-  add_key_verbs(&app, &code);
+  for (AddVerbs* add : kVerbs) add(&app, &code);
   refuse_empty_values(&app);
   try {
     app.parse(argc, argv);

@@ -1,6 +1,6 @@
 // The verbs of `remesh`. Each group of verbs is declared (options and help) and
-// implemented in one file; main.cc lists the groups. A verb stores the exit
-// code of the process in *code and prints errors on stderr.
+// implemented in one file. A verb stores the exit code of the process in *code
+// and prints errors on stderr.
 #pragma once
 
 #include <fmt/format.h>
@@ -15,18 +15,25 @@
 
 namespace remesh::ctl {
 
-void add_run_verb(CLI::App* app, int* code);          // run.cc: run, resume
-void add_status_verb(CLI::App* app, int* code);       // status_command.cc
-void add_control_verbs(CLI::App* app, int* code);     // control_commands.cc
-void add_checkpoint_verbs(CLI::App* app, int* code);  // checkpoint_commands.cc
-void add_model_verbs(CLI::App* app, int* code);       // model_command.cc
-void add_plan_verb(CLI::App* app, int* code);         // plan_command.cc
-void add_tune_verb(CLI::App* app, int* code);         // tune_command.cc
-void add_job_verbs(CLI::App* app, int* code);         // job_commands.cc
-void add_key_verbs(CLI::App* app, int* code);         // key_command.cc
-void add_trace_verb(CLI::App* app, int* code);        // trace_command.cc
-void add_list_verbs(CLI::App* app, int* code);        // list_commands.cc
-void add_fork_verb(CLI::App* app, int* code);         // fork_command.cc
+using AddVerbs = void(CLI::App* app, int* code);
+AddVerbs add_run_verb;          // run.cc: run, resume
+AddVerbs add_status_verb;       // status_command.cc
+AddVerbs add_list_verbs;        // list_commands.cc
+AddVerbs add_fork_verb;         // fork_command.cc
+AddVerbs add_control_verbs;     // control_commands.cc
+AddVerbs add_checkpoint_verbs;  // checkpoint_commands.cc
+AddVerbs add_model_verbs;       // model_command.cc
+AddVerbs add_trace_verb;        // trace_command.cc
+AddVerbs add_plan_verb;         // plan_command.cc
+AddVerbs add_tune_verb;         // tune_command.cc
+AddVerbs add_job_verbs;         // job_commands.cc
+AddVerbs add_key_verbs;         // key_command.cc
+
+// In the order of `remesh --help`.
+inline constexpr AddVerbs* kVerbs[] = {
+    add_run_verb,      add_status_verb,      add_list_verbs,  add_fork_verb,
+    add_control_verbs, add_checkpoint_verbs, add_model_verbs, add_trace_verb,
+    add_plan_verb,     add_tune_verb,        add_job_verbs,   add_key_verbs};
 
 // What a verb returns: its exit code, or an error, which is printed on stderr.
 inline int exit_code(const Result<int>& code) {
