@@ -59,7 +59,7 @@ worker/tokenizer proto/base|proto/[a-z]*\.pb\.h
 worker/data proto/(base|data)|worker/tokenizer
 worker/sample proto/(base|data|rundir)|proto/[a-z]*\.pb\.h|parallel/(geometry|jobfile)|checkpoint/(huggingface|manifest|memory)|worker/(data|kernels|model|tokenizer)
 worker/board proto/base|proto/[a-z]*\.pb\.h
-worker/trace proto/base|parallel/comm|worker/board
+worker/trace proto/(base|rundir)|parallel/comm|worker/board
 worker/train proto|parallel/(geometry|comm|jobfile)|checkpoint|worker/(trace|engine|kernels|model|data|board)
 worker/agent/core proto/(base|limits)|proto/wire/protocol\.h|proto/[a-z]*\.pb\.h
 worker/agent/shell proto|worker/(agent|board|trace)|checkpoint/(memory|manifest)

@@ -1,13 +1,11 @@
 // `remesh trace`: the merged timeline of a generation.
 #include <fmt/format.h>
 
-#include <cstdio>
 #include <filesystem>
 #include <fstream>
 #include <limits>
 #include <map>
 #include <memory>
-#include <optional>
 
 #include "coordinator/ctl/client.h"
 #include "coordinator/ctl/timeline.h"
@@ -27,25 +25,15 @@ struct TraceOptions {
   bool json = false;
 };
 
-// Parses "gen-3-rank-0.json" into generation and rank.
-std::optional<std::pair<int64_t, int>> parse_name(const std::string& name) {
-  int64_t generation = 0;
-  int rank = 0, used = 0;
-  if (std::sscanf(name.c_str(), "gen-%ld-rank-%d.json%n", &generation, &rank,
-                  &used) != 2 ||
-      used != static_cast<int>(name.size()))
-    return std::nullopt;
-  return std::pair(generation, rank);
-}
-
 // A run's trace files by generation and rank.
 std::map<int64_t, std::map<int, fs::path>> find_traces(const fs::path& folder) {
   std::map<int64_t, std::map<int, fs::path>> found;
   std::error_code ec;
   for (fs::directory_iterator it(folder, ec), end; !ec && it != end;
        it.increment(ec))
-    if (const auto id = parse_name(it->path().filename().string()))
-      found[id->first][id->second] = it->path();
+    if (const auto file =
+            rundir::parse_trace_name(it->path().filename().string()))
+      found[file->generation][file->rank] = it->path();
   return found;
 }
 
@@ -78,7 +66,7 @@ Result<int> write_trace(const TraceOptions& o) {
   }
   const std::string out =
       o.output.empty()
-          ? (folder / fmt::format("gen-{}.json", of->first)).string()
+          ? (folder / rundir::merged_trace_name(of->first)).string()
           : o.output;
   if (o.output.empty()) {
     // Another member of the run's group may have put a link there.

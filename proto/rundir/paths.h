@@ -15,14 +15,17 @@
 //   RUN/keys/              who may talk to the coordinator: NAME.key (secret),
 //                          coordinator.pub, allowed.toml
 //   RUN/checkpoints/       one folder per step (see checkpoint.folder)
-//   RUN/logs/              coordinator.log, worker-NAME.log, gen-N/ of ranks
-//   RUN/traces/            traces, and flight records of dead ranks
+//   RUN/logs/              coordinator.log, worker-NAME.log, gen-7/ of ranks
+//   RUN/traces/            gen-7-rank-3.json: traces, which gen-7.json merges;
+//                          flight-g007-rank-3.json: flight records of dead
+//                          ranks
 //
-// Pure.
+// Pure. Parsers accept what the functions above them make, and nothing else.
 #pragma once
 
 #include <cstdint>
 #include <filesystem>
+#include <optional>
 #include <string>
 
 namespace remesh::rundir {
@@ -71,9 +74,22 @@ inline std::string worker_log_path(const std::string& run,
                                    const std::string& worker) {
   return logs_path(run) + "/worker-" + worker + ".log";
 }
+// The logs of the ranks of a generation.
+std::string rank_logs_path(const std::string& run, int64_t generation);
+std::optional<int64_t> parse_rank_logs_name(const std::string& name);
 inline std::string traces_path(const std::string& run) {
   return run + "/traces";
 }
+// The names of the files there.
+struct RankFile {
+  int64_t generation = 0;
+  int rank = 0;
+};
+std::string trace_name(const RankFile& file);
+std::optional<RankFile> parse_trace_name(const std::string& name);
+std::string flight_name(const RankFile& file);
+std::optional<RankFile> parse_flight_name(const std::string& name);
+std::string merged_trace_name(int64_t generation);
 // `folder` is the job's checkpoint.folder: absolute, or relative to the run.
 inline std::string checkpoints_path(const std::string& run,
                                     const std::string& folder) {

@@ -4,6 +4,7 @@
 
 #include <algorithm>
 
+#include "proto/rundir/paths.h"
 #include "worker/trace/trace_file.h"
 
 namespace remesh::trace {
@@ -77,8 +78,7 @@ std::string Tracer::to_json() const {
 
 Status Tracer::write(const std::string& folder) const {
   return write_atomically(
-      folder,
-      fmt::format("gen-{}-rank-{}.json", options_.generation, options_.rank),
+      folder, rundir::trace_name({options_.generation, options_.rank}),
       to_json());
 }
 

@@ -9,6 +9,7 @@
 #include <thread>
 
 #include "proto/rundir/file_tail.h"
+#include "proto/rundir/paths.h"
 #include "tests/testing/temp_dir.h"
 #include "tests/unit/agent_shell/num_entries.h"
 #include "worker/agent/shell/address.h"
@@ -46,14 +47,14 @@ TEST(RankLogs, TheLastLineIsOfTheFileModifiedLast) {
 TEST(RankLogs, OutputsOpenWithTheirFolder) {
   TempDir dir;
   RankOutputs outputs;
-  const std::string folder = log_folder(dir.path(), 3);
+  const std::string folder = rundir::rank_logs_path(dir.path(), 3);
   ASSERT_TRUE(outputs.open(folder, {0, 5}).ok());
   EXPECT_EQ(write(outputs.fd(5), "x", 1), 1);
   EXPECT_EQ(outputs.fd(1), -1);
   EXPECT_EQ(log_tail(rank_log_paths(folder, 5), 1, 9),
             std::vector<std::string>{"x"});
   // Another member of the group may make links in RUN/logs.
-  const std::string link = log_folder(dir.path(), 4);
+  const std::string link = rundir::rank_logs_path(dir.path(), 4);
   std::filesystem::create_directory(dir / "other");
   std::filesystem::create_directory_symlink(dir / "other", link);
   EXPECT_FALSE(RankOutputs().open(link, {0}).ok());
@@ -66,7 +67,7 @@ TEST(RankLogs, OutputsOpenWithTheirFolder) {
 TEST(RankLogs, OldGenerationsArePruned) {
   TempDir dir;
   for (int g = 1; g <= 13; ++g)
-    std::filesystem::create_directories(log_folder(dir.path(), g));
+    std::filesystem::create_directories(rundir::rank_logs_path(dir.path(), g));
   std::filesystem::create_directory(dir / "logs/gen-x");
   remove_old_logs(dir.path(), 13, 5);
   EXPECT_EQ(num_entries(dir / "logs"), 6);

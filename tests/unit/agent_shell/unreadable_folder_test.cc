@@ -7,6 +7,7 @@
 #include <cerrno>
 #include <filesystem>
 
+#include "proto/rundir/paths.h"
 #include "tests/testing/temp_dir.h"
 #include "tests/unit/agent_shell/num_entries.h"
 #include "worker/agent/shell/rank_logs.h"
@@ -51,7 +52,7 @@ TEST_F(UnreadableFolderTest, TheTestMakesReadingFail) {
 
 TEST_F(UnreadableFolderTest, OldLogsStay) {
   for (int g = 1; g <= 3; ++g)
-    fs::create_directories(log_folder(dir_.path(), g));
+    fs::create_directories(rundir::rank_logs_path(dir_.path(), g));
   g_fails = true;
   EXPECT_NO_THROW(remove_old_logs(dir_.path(), 4, 9));
   g_fails = false;

@@ -3,13 +3,12 @@
 #include <fmt/format.h>
 
 #include <algorithm>
-#include <cstdio>
 #include <cstring>
 #include <filesystem>
-#include <optional>
 #include <set>
 
 #include "proto/base/text.h"
+#include "proto/rundir/paths.h"
 #include "worker/trace/trace_file.h"
 
 namespace remesh::agent {
@@ -65,18 +64,6 @@ void fill_at(const FlightOp& op, const FlightGroup& group, int64_t now_ns,
     for (const int r : group.ranks) at->add_ranks(r);
 }
 
-// Generation of "flight-g007-rank-3.json" or "gen-7-rank-3.json".
-std::optional<int64_t> generation_of(const std::string& name) {
-  for (const char* form :
-       {"flight-g%lld-rank-%d.json%n", "gen-%lld-rank-%d.json%n"}) {
-    long long generation = 0;
-    int rank = 0, used = 0;
-    if (std::sscanf(name.c_str(), form, &generation, &rank, &used) == 2 &&
-        used == static_cast<int>(name.size()))
-      return generation;
-  }
-  return std::nullopt;
-}
 trace::FileSpan to_span(const FlightOp& op, const board::Flight& flight,
                         int64_t died_ns, int64_t offset_ns) {
   const int64_t end_ns =
@@ -149,10 +136,6 @@ std::string doing_text(const pb::RankStatus& s) {
   return s.has_at() ? lasting(s.doing(), s.at().seconds()) : s.doing();
 }
 
-std::string flight_name(int64_t generation, int rank) {
-  return fmt::format("flight-g{:03}-rank-{}.json", generation, rank);
-}
-
 std::string flight_json(const FlightAbout& a, const board::Flight& flight,
                         int64_t died_ns, int64_t unix_minus_monotonic_ns) {
   using trace::json_text;
@@ -183,11 +166,14 @@ void remove_old_traces(const std::string& folder, int keep) {
   std::set<int64_t> generations;
   std::error_code error;
   for (fs::directory_iterator it(folder, error), end; !error && it != end;
-       it.increment(error))
-    if (const auto g = generation_of(it->path().filename().string())) {
-      files.emplace_back(*g, it->path());
-      generations.insert(*g);
-    }
+       it.increment(error)) {
+    const std::string name = it->path().filename().string();
+    auto file = rundir::parse_flight_name(name);
+    if (!file) file = rundir::parse_trace_name(name);
+    if (!file) continue;
+    files.emplace_back(file->generation, it->path());
+    generations.insert(file->generation);
+  }
   while (generations.size() > static_cast<size_t>(keep)) {
     for (const auto& [generation, path] : files)
       if (generation == *generations.begin()) fs::remove(path, error);
@@ -198,7 +184,7 @@ void remove_old_traces(const std::string& folder, int keep) {
 Status write_flight(const std::string& folder, const FlightAbout& about,
                     const std::string& json, int keep) {
   RETURN_IF_ERROR(trace::write_atomically(
-      folder, flight_name(about.generation, about.rank), json));
+      folder, rundir::flight_name({about.generation, about.rank}), json));
   remove_old_traces(folder, keep);
   return ok_status();
 }

@@ -48,7 +48,6 @@ struct FlightAbout {
   std::vector<std::string> log_tail;  // oldest first
 };
 
-std::string flight_name(int64_t generation, int rank);
 // Operations under way end at `died_ns` (CLOCK_MONOTONIC) and are marked
 // "unfinished". `unix_minus_monotonic_ns` converts to unix time.
 std::string flight_json(const FlightAbout& about, const board::Flight& flight,

@@ -152,7 +152,8 @@ Status Launcher::start_generation(const pb::Assignment& assignment,
           "WireGuard has no address to tell the other hosts; give --interface "
           "of a network that leads there");
   }
-  const std::string logs = log_folder(assignment.run_dir(), generation_);
+  const std::string logs =
+      rundir::rank_logs_path(assignment.run_dir(), generation_);
   Status opened;
   const auto outputs = open_outputs(logs, placement, &opened);
   RETURN_IF_ERROR(opened);
@@ -421,7 +422,7 @@ FlightAbout Launcher::on_exit(Rank& r, int wait_status) {
     if (killed_ && e.signal == SIGKILL) about.ended += " by its worker";
     about.log_tail = std::move(tail);
     for (const std::string& line : about.log_tail) status.add_log_tail(line);
-    status.set_flight_record(flight_name(about.generation, about.rank));
+    status.set_flight_record(rundir::flight_name({generation_, r.rank}));
   }
   log_->info("rank_exited", {{"generation", generation_},
                              {"rank", r.rank},

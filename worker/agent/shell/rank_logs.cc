@@ -18,14 +18,6 @@ namespace {
 
 constexpr int64_t kTailBytes = 16 << 10;
 
-// The number in "gen-7", or -1.
-int64_t generation_of(const std::string& name) {
-  if (name.rfind("gen-", 0) != 0 || name.size() < 5 || name.size() > 22 ||
-      name.find_first_not_of("0123456789", 4) != std::string::npos)
-    return -1;
-  return std::stoll(name.substr(4));
-}
-
 // The last `lines` non-empty lines of a text, newest first.
 std::vector<std::string> last_lines(std::string_view text, size_t lines,
                                     size_t max_bytes) {
@@ -50,10 +42,6 @@ bool printed_last(const RankLogPaths& paths) {
 }
 
 }  // namespace
-
-std::string log_folder(const std::string& run_dir, int64_t generation) {
-  return fmt::format("{}/gen-{}", rundir::logs_path(run_dir), generation);
-}
 
 RankOutputs::~RankOutputs() {
   for (const auto& [rank, fd] : fds_) close(fd);
@@ -97,8 +85,8 @@ void remove_old_logs(const std::string& run_dir, int64_t generation, int keep) {
   std::vector<std::pair<int64_t, fs::path>> old;
   for (fs::directory_iterator it(logs, error), end; !error && it != end;
        it.increment(error)) {
-    const int64_t g = generation_of(it->path().filename().string());
-    if (g >= 0 && g < generation) old.emplace_back(g, it->path());
+    const auto g = rundir::parse_rank_logs_name(it->path().filename().string());
+    if (g && *g < generation) old.emplace_back(*g, it->path());
   }
   std::sort(old.begin(), old.end());
   for (size_t i = 0; i + static_cast<size_t>(keep) <= old.size(); ++i)

@@ -18,7 +18,6 @@ struct RankLogPaths {
   std::string out;
 };
 
-std::string log_folder(const std::string& run_dir, int64_t generation);
 // Removes the folders of all but the newest `keep` generations up to that one.
 // Other workers may do the same concurrently.
 void remove_old_logs(const std::string& run_dir, int64_t generation, int keep);
