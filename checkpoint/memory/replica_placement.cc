@@ -113,13 +113,19 @@ std::string host_of(const pb::Assignment& a, const std::string& worker) {
   return worker;
 }
 
-std::vector<RankHost> places_of(const pb::Assignment& a) {
+std::map<std::string, std::string> hosts_by_worker(const pb::Assignment& a) {
   std::map<std::string, std::string> hosts;
+  for (int i = 0; i < a.workers_size(); ++i)
+    hosts[a.workers(i)] = i < a.hosts_size() ? a.hosts(i) : a.workers(i);
+  return hosts;
+}
+
+std::vector<RankHost> places_of(const pb::Assignment& a) {
+  auto hosts = hosts_by_worker(a);
   std::vector<RankHost> out(static_cast<size_t>(a.ranks_size()));
   for (const pb::RankPlace& p : a.ranks()) {
     if (p.rank() < 0 || p.rank() >= a.ranks_size()) continue;
-    const auto [host, fresh] = hosts.try_emplace(p.worker());
-    if (fresh) host->second = host_of(a, p.worker());
+    const auto host = hosts.try_emplace(p.worker(), p.worker()).first;
     out[static_cast<size_t>(p.rank())] = {p.worker(), host->second};
   }
   return out;

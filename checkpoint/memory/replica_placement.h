@@ -10,6 +10,7 @@
 // hosts, or of min(k, workers - 1) workers.
 #pragma once
 
+#include <map>
 #include <span>
 #include <string>
 #include <vector>
@@ -27,6 +28,9 @@ struct RankHost {
 // that such a worker is a host of its own.
 std::string host_of(const pb::Assignment& assignment,
                     const std::string& worker);
+// The same of each of its workers.
+std::map<std::string, std::string> hosts_by_worker(
+    const pb::Assignment& assignment);
 // The place of each rank.
 std::vector<RankHost> places_of(const pb::Assignment& assignment);
 

@@ -9,6 +9,7 @@
 #include "checkpoint/manifest/scan.h"
 #include "coordinator/rundir/run_dir.h"
 #include "parallel/jobfile/jobfile.h"
+#include "proto/base/file_system.h"
 #include "proto/base/text.h"
 
 namespace remesh::ctl {
@@ -18,7 +19,7 @@ namespace fs = std::filesystem;
 bool is_checkpoint(const std::string& path) {
   std::error_code error;
   if (fs::exists(path + "/" + manifest::kManifestName, error)) return true;
-  const std::string name = fs::path(rundir::absolute(path)).filename();
+  const std::string name = fs::path(absolute_path(path)).filename();
   return fs::is_directory(path, error) &&
          manifest::parse_step_name(name).has_value();
 }
@@ -34,7 +35,7 @@ Result<std::string> checkpoint_folder_of(const std::string& target) {
     for (fs::directory_iterator it(target, error), end; it != end;
          it.increment(error)) {
       if (error) break;
-      if (is_checkpoint(it->path().string())) return rundir::absolute(target);
+      if (is_checkpoint(it->path().string())) return absolute_path(target);
     }
   }
   ASSIGN_OR_RETURN(const std::string run, rundir::find_run(target));
@@ -43,7 +44,7 @@ Result<std::string> checkpoint_folder_of(const std::string& target) {
 
 Result<std::string> one_checkpoint(const std::string& target, int64_t step) {
   if (!target.empty() && is_checkpoint(target)) {
-    return rundir::absolute(target);
+    return absolute_path(target);
   }
   ASSIGN_OR_RETURN(const std::string folder, checkpoint_folder_of(target));
   if (step >= 0) {

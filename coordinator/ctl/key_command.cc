@@ -11,6 +11,7 @@
 #include "coordinator/rundir/run_dir.h"
 #include "coordinator/rundir/run_keys.h"
 #include "proto/base/clock.h"
+#include "proto/base/file_system.h"
 #include "proto/base/sharing.h"
 #include "proto/base/text.h"
 
@@ -58,7 +59,7 @@ Status lock_keys(const std::string& run) {
 
 // The run of the command. It need not have started yet if it is given.
 Result<std::string> run_with_keys(const KeyOptions& o) {
-  std::string run = rundir::absolute(o.run);
+  std::string run = absolute_path(o.run);
   if (o.run.empty()) {
     ASSIGN_OR_RETURN(run, rundir::find_run(""));
   }
@@ -96,7 +97,7 @@ Result<KeyDone> make_key(const KeyOptions& o) {
       return invalid_argument(
           "name the run directory: remesh key new "
           "coordinator NAME RUN");
-    const std::string run = rundir::absolute(o.run);
+    const std::string run = absolute_path(o.run);
     ASSIGN_OR_RETURN(const bool has_keys, rundir::has_keys(*fs, run));
     if (has_keys)
       return already_exists(rundir::keys_path(run) + ": has keys already");

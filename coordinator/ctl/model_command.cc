@@ -7,6 +7,7 @@
 #include "coordinator/ctl/find_checkpoint.h"
 #include "coordinator/ctl/verbs.h"
 #include "coordinator/rundir/run_dir.h"
+#include "proto/base/file_system.h"
 #include "proto/base/progress_bar.h"
 #include "proto/base/sharing.h"
 #include "proto/base/text.h"
@@ -26,12 +27,12 @@ Result<int> import_from_folder(const ModelOptions& o) {
   RETURN_IF_ERROR(share_new_files(/*group=*/""));
   const auto files = posix_file_system();
   ASSIGN_OR_RETURN(const auto model, huggingface::ModelFolder::open(
-                                         *files, rundir::absolute(o.from)));
+                                         *files, absolute_path(o.from)));
   Result<store::Committed> done = cancelled("");
   {
     ProgressBar bar("importing");
     done = huggingface::import_model(
-        *files, model, rundir::absolute(o.out),
+        *files, model, absolute_path(o.out),
         [&](uint64_t now, uint64_t all) { bar.show(now, all); });
   }
   RETURN_IF_ERROR(done.status());
@@ -48,10 +49,10 @@ Result<int> import_from_folder(const ModelOptions& o) {
 
 Result<int> export_to_folder(ModelOptions o) {
   RETURN_IF_ERROR(share_new_files(/*group=*/""));
-  if (!o.to.base.empty()) o.to.base = rundir::absolute(o.to.base);
+  if (!o.to.base.empty()) o.to.base = absolute_path(o.to.base);
   ASSIGN_OR_RETURN(o.to.dtype, huggingface::parse_dtype(o.dtype));
   ASSIGN_OR_RETURN(const std::string from, one_checkpoint(o.from, o.step));
-  const std::string out = rundir::absolute(o.out);
+  const std::string out = absolute_path(o.out);
   Result<huggingface::Exported> done = cancelled("");
   {
     ProgressBar bar("exporting");

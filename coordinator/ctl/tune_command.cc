@@ -101,7 +101,7 @@ class Tuning {
           "-: each trial reads the job; give a file, not the standard input");
     out_ = options_.out.empty()
                ? job_.job().dump_folder() + "/tune-" + job_.job().name()
-               : rundir::absolute(options_.out);
+               : absolute_path(options_.out);
     std::error_code ec;
     fs::create_directories(out_, ec);
     if (ec) return io_error(out_ + ": " + ec.message());

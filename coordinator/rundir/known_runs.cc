@@ -10,6 +10,7 @@
 
 #include "coordinator/rundir/line_file.h"
 #include "coordinator/rundir/run_dir.h"
+#include "proto/base/file_system.h"
 #include "proto/base/process.h"
 
 namespace remesh::rundir {
@@ -24,12 +25,6 @@ std::string list_path() {
   return folder.empty() ? "" : folder + "/runs";
 }
 
-std::string real(const std::string& path) {
-  std::error_code error;
-  const fs::path out = fs::canonical(path, error);
-  return error ? path : out.string();
-}
-
 }  // namespace
 
 void note_run(const std::string& run) {
@@ -42,8 +37,8 @@ void note_run(const std::string& run) {
   // Nobody waits for a home directory that does not answer.
   if (flock(fd, LOCK_EX | LOCK_NB) == 0) {
     std::vector<std::string> lines = read_lines(path);
-    std::erase(lines, real(run));
-    lines.push_back(real(run));
+    std::erase(lines, real_path(run));
+    lines.push_back(real_path(run));
     if (lines.size() > kMostRuns)
       lines.erase(lines.begin(), lines.end() - kMostRuns);
     std::string text;
@@ -64,7 +59,8 @@ std::vector<std::string> known_runs() {
   std::error_code error;
   for (fs::directory_iterator it("runs", error), end; !error && it != end;
        it.increment(error))
-    if (is_run(it->path().string())) here.push_back(real(it->path().string()));
+    if (is_run(it->path().string()))
+      here.push_back(real_path(it->path().string()));
   std::sort(here.begin(), here.end());
   for (std::string& run : here)
     if (std::find(out.begin(), out.end(), run) == out.end())

@@ -8,10 +8,8 @@
 
 #include <cerrno>
 #include <cmath>
-#include <csignal>
 #include <ctime>
 #include <filesystem>
-#include <fstream>
 #include <random>
 #include <set>
 #include <sstream>
@@ -81,30 +79,6 @@ Status create(const std::string& run) {
 Result<std::string> read_file(const std::string& path) {
   constexpr uint64_t kMaxBytes = uint64_t{64} << 20;
   return remesh::read_file(*posix_file_system(), path, kMaxBytes);
-}
-
-std::string absolute(const std::string& path) {
-  std::error_code error;
-  fs::path full = fs::absolute(path, error);
-  if (error) return path;
-  full = full.lexically_normal();
-  if (full.has_relative_path() && full.filename().empty()) {
-    full = full.parent_path();  // "runs/a/" is runs/a
-  }
-  return full.string();
-}
-
-bool process_alive(int pid) {
-  if (pid <= 0) return false;
-  if (kill(pid, 0) != 0 && errno == ESRCH) return false;
-  std::ifstream stat(fmt::format("/proc/{}/stat", pid));
-  std::string text;
-  std::getline(stat, text);
-  // The state follows the name in brackets, which may contain anything.
-  const size_t at = text.rfind(") ");
-  if (at == std::string::npos) return false;
-  const char state = text[at + 2];
-  return state != 'Z' && state != 'X';
 }
 
 RunLock::RunLock(std::string run)
@@ -354,12 +328,6 @@ double started_at(const std::string& run) {
 
 namespace {
 
-std::string real_path(const std::string& path) {
-  std::error_code error;
-  const fs::path real = fs::canonical(path, error);
-  return error ? absolute(path) : real.string();
-}
-
 bool is_run_of(const std::string& run, const std::string& job_name) {
   if (job_name.empty()) return true;
   const auto text = read_file(job_path(run));
@@ -419,9 +387,9 @@ namespace {
 Result<std::string> new_run(const std::string& dump_folder,
                             const std::string& job_name, double unix_s) {
   const std::string name =
-      absolute(dump_folder + "/" + new_run_name(job_name, unix_s));
+      absolute_path(dump_folder + "/" + new_run_name(job_name, unix_s));
   std::error_code error;
-  fs::create_directories(absolute(dump_folder), error);
+  fs::create_directories(absolute_path(dump_folder), error);
   constexpr int kTries = 1000;
   for (int n = 1; !error && n <= kTries; ++n) {
     const std::string run = n == 1 ? name : fmt::format("{}-{}", name, n);
@@ -437,9 +405,9 @@ Result<std::string> choose_run(const std::string& dump_folder,
                                const std::string& job_name,
                                const std::string& given, bool resume,
                                double unix_s) {
-  if (!given.empty() && resume && !is_run(absolute(given)) &&
-      !has_metrics(absolute(given))) {
-    return not_found("nothing to resume: " + not_a_run(absolute(given)));
+  if (!given.empty() && resume && !is_run(absolute_path(given)) &&
+      !has_metrics(absolute_path(given))) {
+    return not_found("nothing to resume: " + not_a_run(absolute_path(given)));
   }
   if (!given.empty()) {
     // Resolve "runs/latest" now, because it may point elsewhere later.
@@ -471,7 +439,7 @@ Result<std::string> find_run(const std::string& named) {
     const std::vector<std::string> live = live_runs();
     if (live.size() == 1) return live[0];
     if (live.size() > 1) return several_runs(live);
-    Result<std::string> newest = newest_run(absolute("runs"), "");
+    Result<std::string> newest = newest_run(absolute_path("runs"), "");
     if (newest.ok()) return newest;
     const std::vector<std::string> known = known_runs();
     if (!known.empty()) return known.back();
@@ -479,7 +447,7 @@ Result<std::string> find_run(const std::string& named) {
                      "; name a run directory or an address, tcp://HOST:PORT");
   }
   if (is_run(named)) return real_path(named);
-  const std::string path = absolute(named);
+  const std::string path = absolute_path(named);
   std::error_code error;
   if (!fs::exists(job_path(path), error) && error)  // it may be a run
     return errno_error(path, error.value());

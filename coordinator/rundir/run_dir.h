@@ -23,8 +23,6 @@ namespace remesh::rundir {
 Status create(const std::string& run);
 // A text file; NotFound when it does not exist.
 Result<std::string> read_file(const std::string& path);
-// Absolute, without "." and ".."; does not resolve links.
-std::string absolute(const std::string& path);
 
 // Where a coordinator listens.
 struct Endpoint {
@@ -53,9 +51,6 @@ Status write_endpoint(FileSystem& fs, const std::string& run,
 Result<Endpoint> read_endpoint(const std::string& run);
 // Best effort: workers ignore an endpoint that does not answer.
 void remove_endpoint(FileSystem& fs, const std::string& run);
-
-// Whether a process of this host is alive; a zombie is not.
-bool process_alive(int pid);
 
 // The lock of a run directory's only coordinator. The files of the run are
 // written and removed by its holder and by the ranks and workers it directs,

@@ -10,6 +10,7 @@
 #include <array>
 #include <cerrno>
 #include <cstdio>
+#include <filesystem>
 #include <random>
 
 #include "proto/base/direct_file.h"
@@ -153,6 +154,21 @@ std::string path_join(std::string_view dir, std::string_view name) {
   std::string path(dir);
   if (!path.empty() && path.back() != '/') path += '/';
   return path.append(name);
+}
+
+std::string absolute_path(const std::string& path) {
+  std::error_code error;
+  auto full = std::filesystem::absolute(path, error).lexically_normal();
+  if (error) return path;
+  if (full.has_relative_path() && full.filename().empty())
+    full = full.parent_path();  // "runs/a/" is runs/a
+  return full.string();
+}
+
+std::string real_path(const std::string& path) {
+  std::error_code error;
+  const auto real = std::filesystem::canonical(path, error);
+  return error ? absolute_path(path) : real.string();
 }
 
 Status write_file(FileSystem& fs, const std::string& path,

@@ -111,6 +111,12 @@ std::unique_ptr<FileSystem> posix_file_system();
 std::string path_join(std::string_view dir, std::string_view name);
 // The directory that holds `path`; "." for a plain name.
 std::string parent_path(std::string path);
+// Absolute, without "." and "..", and without '/' at its end; does not resolve
+// links. Without a working directory: `path`.
+std::string absolute_path(const std::string& path);
+// What links lead to resolved, or, where that is not possible, as
+// absolute_path().
+std::string real_path(const std::string& path);
 // Removes what is there, and creates, writes, syncs and closes the file. Not
 // atomic.
 Status write_file(FileSystem& fs, const std::string& path,

@@ -3,9 +3,7 @@
 #include <fmt/format.h>
 
 #include <algorithm>
-#include <filesystem>
 #include <nlohmann/json.hpp>
-#include <span>
 
 #include "proto/base/file_system.h"
 
@@ -119,14 +117,7 @@ Status write_atomically(const std::string& folder, const std::string& name,
   if (!fs->exists(parent_path(folder)))
     return not_found(parent_path(folder) + ": no such folder");
   RETURN_IF_ERROR(fs->create_dirs(folder));
-  const std::string path = path_join(folder, name), part = path + ".part";
-  ASSIGN_OR_RETURN(const auto file, fs->create_new(part));
-  Status status =
-      file->write_at(0, std::as_bytes(std::span(text.data(), text.size())));
-  if (status.ok()) status = file->close();
-  if (status.ok()) return fs->rename(part, path);
-  (void)fs->remove(part).ok();
-  return status;
+  return write_file_atomically(*fs, path_join(folder, name), text);
 }
 
 }  // namespace remesh::trace

@@ -7,14 +7,13 @@
 #include <map>
 #include <string>
 
+#include "checkpoint/memory/replica_placement.h"
+
 namespace remesh::train {
 
 std::vector<int> cpus_of_rank(const pb::Assignment& assignment, int rank,
                               std::span<const int> allowed) {
-  std::map<std::string, std::string> host_of;
-  for (int i = 0; i < assignment.workers_size() && i < assignment.hosts_size();
-       ++i)
-    host_of[assignment.workers(i)] = assignment.hosts(i);
+  auto host_of = memory::hosts_by_worker(assignment);
   std::map<int, const pb::RankPlace*> places;
   for (const pb::RankPlace& p : assignment.ranks()) places[p.rank()] = &p;
   if (!places.contains(rank) || allowed.empty()) return {};

@@ -5,6 +5,7 @@
 #include <thread>
 #include <utility>
 
+#include "checkpoint/memory/replica_placement.h"
 #include "checkpoint/store/store.h"
 #include "parallel/geometry/model_work.h"
 #include "parallel/jobfile/jobfile.h"
@@ -212,13 +213,9 @@ Status Trainer::connect() {
 }
 
 std::vector<std::string> Trainer::hosts_of_ranks() const {
-  std::vector<std::string> out(static_cast<size_t>(layout_.world()));
-  for (const pb::RankPlace& p : assignment_.ranks())
-    for (int i = 0;
-         i < std::min(assignment_.workers_size(), assignment_.hosts_size());
-         ++i)
-      if (assignment_.workers(i) == p.worker())
-        out.at(static_cast<size_t>(p.rank())) = assignment_.hosts(i);
+  std::vector<std::string> out;
+  for (const memory::RankHost& p : memory::places_of(assignment_))
+    out.push_back(p.host);
   return out;
 }
 

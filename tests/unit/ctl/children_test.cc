@@ -10,6 +10,7 @@
 #include <fstream>
 
 #include "coordinator/rundir/run_dir.h"
+#include "tests/testing/process.h"
 #include "tests/testing/temp_dir.h"
 
 namespace remesh::ctl {
@@ -28,8 +29,13 @@ class ChildrenTest : public ::testing::Test {
     return 0;
   }
   static bool gone_soon(int pid) {
-    for (int i = 0; i < 6000 && rundir::process_alive(pid); ++i) usleep(10'000);
-    return !rundir::process_alive(pid);
+    for (int i = 0; i < 6000 && alive(pid); ++i) usleep(10'000);
+    return !alive(pid);
+  }
+  // A zombie is not.
+  static bool alive(int pid) {
+    const std::string state = testing::process_state(pid);
+    return !state.empty() && state != "Z" && state != "X";
   }
   const TempDir temp_;
   const std::string dir_ = temp_.path();
@@ -106,7 +112,7 @@ TEST_F(ChildrenTest, KillAllTakesOrphansToo) {
     orphan = number_in("pid");
     ASSERT_GT(orphan, 0);
   }
-  EXPECT_FALSE(rundir::process_alive(orphan));
+  EXPECT_FALSE(alive(orphan));
 }
 
 TEST_F(ChildrenTest, NoChildOutlivesAKilledParent) {
@@ -123,7 +129,7 @@ TEST_F(ChildrenTest, NoChildOutlivesAKilledParent) {
   }
   const int child = number_in("pid");
   ASSERT_GT(child, 0);
-  EXPECT_TRUE(rundir::process_alive(child));
+  EXPECT_TRUE(alive(child));
   kill(parent, SIGKILL);
   waitpid(parent, nullptr, 0);
   EXPECT_TRUE(gone_soon(child));

@@ -8,20 +8,13 @@
 #include <map>
 #include <string_view>
 
+#include "checkpoint/memory/replica_placement.h"
 #include "proto/base/socket_guard.h"
 
 extern char** environ;
 
 namespace remesh::agent {
 namespace {
-
-// The host of each worker; the worker's name where the host is unknown.
-std::map<std::string, std::string> hosts_of(const pb::Assignment& a) {
-  std::map<std::string, std::string> hosts;
-  for (int i = 0; i < a.workers_size(); ++i)
-    hosts[a.workers(i)] = i < a.hosts_size() ? a.hosts(i) : a.workers(i);
-  return hosts;
-}
 
 bool is_launcher_variable(std::string_view entry) {
   for (std::string_view prefix :
@@ -69,7 +62,7 @@ void put_network(const MpiSettings& settings, std::vector<std::string>& env) {
 
 Result<LocalPlacement> place(const pb::Assignment& assignment,
                              const std::string& worker) {
-  const auto hosts = hosts_of(assignment);
+  const auto hosts = memory::hosts_by_worker(assignment);
   const std::string what =
       fmt::format("generation {}", assignment.generation());
   std::map<std::string, std::vector<int>> ranks;

@@ -19,6 +19,7 @@
 #include "checkpoint/memory/segment.h"
 #include "checkpoint/memory/segment_directory.h"
 #include "proto/base/clock.h"
+#include "proto/base/file_system.h"
 #include "proto/base/rng.h"
 #include "proto/limits/plausible.h"
 #include "worker/agent/shell/state_folder.h"
@@ -77,11 +78,6 @@ int try_lock(const std::string& path) {
       return fd;
     close(fd);
   }
-}
-
-std::string absolute(const std::string& path) {
-  std::error_code error;
-  return fs::absolute(path, error).lexically_normal().string();
 }
 
 struct Holder {
@@ -272,12 +268,12 @@ Result<std::unique_ptr<Scratch>> Scratch::open(const std::string& root,
   std::error_code error;
   if (shared != kSharedMemory && !fs::is_directory(shared, error))
     return invalid_argument("--state-folder " + shared + ": no such folder");
-  const std::string absolute_root = absolute(root);
+  const std::string absolute_root = absolute_path(root);
   std::unique_ptr<Scratch> out(new Scratch);
   out->name_ = name;
   out->root_ = absolute_root;
   out->folder_ = absolute_root + "/" + name;
-  out->shared_ = absolute(shared);
+  out->shared_ = absolute_path(shared);
   out->shared_root_ = shared_root_of(out->folder_, out->shared_);
   RETURN_IF_ERROR(out->take_lock(patience_ms));
   out->incarnation_ = holder_of(out->folder_ + "/lock").incarnation;
@@ -291,7 +287,7 @@ Result<std::unique_ptr<Scratch>> Scratch::open(const std::string& root,
 bool Scratch::has_states_of(const std::string& root, const std::string& name,
                             const std::string& shared) {
   return has_states(
-      state_folder_of(absolute(root) + "/" + name, absolute(shared)));
+      state_folder_of(absolute_path(root) + "/" + name, absolute_path(shared)));
 }
 
 Status Scratch::take_lock(int64_t patience_ms) {
