@@ -10,7 +10,6 @@
 
 #include <cerrno>
 #include <chrono>
-#include <cstring>
 #include <fstream>
 #include <thread>
 #include <utility>
@@ -34,12 +33,6 @@ std::vector<int> children_of_self() {
 }
 
 }  // namespace
-
-std::string how_it_ended(const Ended& e) {
-  if (e.signal == 0) return fmt::format("exited with code {}", e.exit_code);
-  return fmt::format("was killed by signal {} ({})", e.signal,
-                     strsignal(e.signal));
-}
 
 Output::Output() : fd_(memfd_create("output", MFD_CLOEXEC)) {
   CHECK_MSG(fd_ >= 0, "memfd_create");

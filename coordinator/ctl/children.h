@@ -14,6 +14,7 @@
 #include <string>
 #include <vector>
 
+#include "proto/base/process.h"
 #include "proto/base/status.h"
 
 namespace remesh::ctl {
@@ -23,9 +24,9 @@ struct Ended {
   int child = -1;  // number given to start(); -1 for an adopted orphan
   int exit_code = 0;
   int signal = 0;  // 0: exited by itself
+
+  std::string to_text() const { return exit_text(signal, exit_code); }
 };
-// "exited with code 3", "was killed by signal 9 (Killed)".
-std::string how_it_ended(const Ended& e);
 
 // What a process prints, in memory: it needs no folder, and no disk with room.
 class Output {

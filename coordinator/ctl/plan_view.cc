@@ -91,9 +91,10 @@ std::string besides_text(const planner::JobShape& shape, const Layout& l) {
     save = std::max(save, planner::predict_save(shape, l, rank));
     segments = std::max(segments, planner::predict_segments(shape, l, rank));
   }
-  std::string out = "  besides: " + bytes_text(save) + " to save a checkpoint";
+  std::string out =
+      "  besides: " + format_bytes(save) + " to save a checkpoint";
   if (segments > 0)
-    out += ", " + bytes_text(segments) +
+    out += ", " + format_bytes(segments) +
            " of old state while another mesh takes over";
   return out + "\n";
 }

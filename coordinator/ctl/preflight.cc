@@ -53,7 +53,7 @@ uint64_t limit_of(int resource, bool hard) {
 constexpr uint64_t kNoLimit = UINT64_MAX / 2;
 
 std::string room_text(uint64_t bytes) {
-  return bytes >= kNoLimit ? "no limit" : bytes_text(bytes) + " free";
+  return bytes >= kNoLimit ? "no limit" : format_bytes(bytes) + " free";
 }
 
 // Free bytes of the file system of the nearest folder that exists.
@@ -178,7 +178,7 @@ Need disk_need(const PreflightOptions& o) {
   const uint64_t room = room_at(folder);
   Need n{.what = "disk",
          .needed = plural(static_cast<int64_t>(kept), "checkpoint") + " of " +
-                   bytes_text(each),
+                   format_bytes(each),
          .here = room_text(room)};
   if (room < each + kRunFilesBytes) {
     n.problem = fmt::format(
@@ -233,8 +233,8 @@ std::vector<Need> size_needs(const PreflightOptions& o, const Ranks& r) {
   if (space != UINT64_MAX) {
     const uint64_t needed = r.most + kReservedBytes;
     out.push_back({.what = "address space",
-                   .needed = bytes_text(needed),
-                   .here = bytes_text(space),
+                   .needed = format_bytes(needed),
+                   .here = format_bytes(space),
                    .fatal = true});
     if (space < needed)
       out.back().problem =
@@ -246,8 +246,8 @@ std::vector<Need> size_needs(const PreflightOptions& o, const Ranks& r) {
         std::max({r.most, kRunFilesBytes,
                   o.workers > 0 ? r.segments / std::max(1, r.count) : 0});
     out.push_back({.what = "file size",
-                   .needed = bytes_text(needed),
-                   .here = bytes_text(file),
+                   .needed = format_bytes(needed),
+                   .here = format_bytes(file),
                    .fatal = true});
     if (file < needed)
       out.back().problem =
@@ -283,7 +283,7 @@ Need scratch_need() {
 
 Need shm_need(const PreflightOptions& o, const Ranks& r) {
   Need n{.what = "shared memory",
-         .needed = fmt::format("{} for states", bytes_text(r.segments)),
+         .needed = fmt::format("{} for states", format_bytes(r.segments)),
          .fatal = true};
   if (std::error_code error; !fs::is_directory(o.shared, error)) {
     n.problem = fmt::format(
@@ -323,9 +323,9 @@ std::vector<Need> look_ahead(const PreflightOptions& o) {
   } else {
     out.push_back({.what = "mesh", .needed = r.mesh, .here = ""});
     Need memory{.what = "memory",
-                .needed = fmt::format("{} for {}", bytes_text(r.memory),
+                .needed = fmt::format("{} for {}", format_bytes(r.memory),
                                       plural(r.count, "rank")),
-                .here = bytes_text(available_memory()) + " available"};
+                .here = format_bytes(available_memory()) + " available"};
     if (r.memory + r.segments > available_memory())
       memory.problem =
           "ranks may be ended for lack of memory: use fewer, or "

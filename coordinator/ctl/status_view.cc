@@ -9,6 +9,7 @@
 #include "coordinator/ctl/render.h"
 #include "coordinator/rundir/lines.h"
 #include "coordinator/rundir/run_dir.h"
+#include "proto/base/process.h"
 #include "proto/base/text.h"
 #include "proto/limits/plausible.h"
 
@@ -19,12 +20,9 @@ constexpr int kShownEvents = 8;
 constexpr size_t kShownRanks = 16;
 
 std::string rank_text(const pb::RankStatus& r) {
-  if (r.exited()) {
-    return r.signal() != 0
-               ? fmt::format("{}: killed by signal {}", r.rank(), r.signal())
-               : fmt::format("{}: exited with code {}", r.rank(),
-                             r.exit_code());
-  }
+  if (r.exited())
+    return fmt::format("{}: {}", r.rank(),
+                       exit_text(r.signal(), r.exit_code()));
   std::string out =
       fmt::format("{}: pid {} step {}", r.rank(), r.pid(), r.step());
   if (r.os_state() == "T") out += " stopped";

@@ -23,7 +23,7 @@ std::string state_text(const pb::JobStatus& s);
 std::string problem_text(const pb::JobStatus::Problem& problem);
 // Bytes by purpose, and "total".
 nlohmann::ordered_json memory_json(const MemoryUse& memory);
-// "12M", "1.5G" in units of 2^20 and 2^30 bytes.
+// For the cells of tables: "12M", "1.5G" in units of 2^20 and 2^30 bytes.
 std::string bytes_text(uint64_t bytes);
 
 // Aligned columns, two spaces apart, indented by two.

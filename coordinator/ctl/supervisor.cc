@@ -152,7 +152,7 @@ void Supervisor::coordinator_exited(const ChildExited& e) {
   const bool never_listened =
       stage_ == Stage::kStarting && how.signal == 0 && how.exit_code != kExitOk;
   const std::string last =
-      how_it_ended(how) + (e.last_line.empty() ? "" : ": " + e.last_line);
+      how.to_text() + (e.last_line.empty() ? "" : ": " + e.last_line);
   if (never_listened || (how.signal == 0 && how.exit_code == kExitUsage)) {
     // Somebody else was faster, or the disk is full.
     if (took_over_ && how.exit_code == kExitTryAgain) {
@@ -160,7 +160,7 @@ void Supervisor::coordinator_exited(const ChildExited& e) {
       return enter(Stage::kRunning);
     }
     if (!running_.empty()) {
-      give_up("the coordinator cannot be started again: it " + last);
+      give_up("the coordinator cannot be started again: " + last);
       if (how.exit_code == kExitUsage) code_ = kExitUsage;
       return;
     }
@@ -185,13 +185,13 @@ void Supervisor::coordinator_exited(const ChildExited& e) {
   if (starts_.size() > most && !temporary)
     return give_up(
         fmt::format("the coordinator died {} times within a minute{}, the last "
-                    "time it {}; see {}",
+                    "time with {}; see {}",
                     starts_.size(), trained_ ? "" : " and before any step",
                     last, options_.logs));
   const size_t restarts = starts_.size() < 2 ? 0 : starts_.size() - 2;
   restart_at_ms_ =
       now_ms_ + std::min(kMaxRestartDelayMs, kFirstRestartDelayMs << restarts);
-  say(fmt::format("the coordinator {}; restarting it{}", last,
+  say(fmt::format("the coordinator ended with {}; restarting it{}", last,
                   trained_ ? ", training continues" : ""),
       Tone::kBad);
 }
@@ -200,7 +200,8 @@ void Supervisor::worker_exited(const ChildExited& e) {
   if (stage_ >= Stage::kLeaving) return;
   // A worker that exits cleanly was asked to; the events say why.
   if (e.how.signal == 0 && e.how.exit_code == 0) return;
-  say(fmt::format("worker process {} {}", e.how.pid, how_it_ended(e.how)),
+  say(fmt::format("worker process {} ended with {}", e.how.pid,
+                  e.how.to_text()),
       Tone::kBad);
   if (e.how.signal == 0 && !e.last_line.empty()) say(e.last_line, Tone::kBad);
   const int code = e.how.exit_code;

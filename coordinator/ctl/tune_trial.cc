@@ -103,7 +103,7 @@ class TrialRun {
       if (e.child != kTrial) continue;
       ended_ = true;
       if (stopped_ms_ < 0 && (e.exit_code != 0 || e.signal != 0))
-        result_.error = how_it_ended(e) + last_words();
+        result_.error = e.to_text() + last_words();
     }
   }
 

@@ -271,7 +271,7 @@ std::string prediction(const PlacementRequest& q, const Layout& l) {
   if (!measured && !q.measured.empty())
     out += fmt::format(
         " ({:.2g} times the cost model's, as on {})", error,
-        count(static_cast<int64_t>(q.measured.size()), "mesh", "es"));
+        plural(static_cast<int64_t>(q.measured.size()), "mesh", "es"));
   return out +
          fmt::format(", {:.0f} % of it exposed communication, {:.0f} % bubble",
                      100 * c.terms.exposed() / c.total_s,
@@ -320,7 +320,7 @@ std::string limit_of(const PlacementRequest& q, int64_t offered,
   if (q.degrees.dp != -1 && !model_axes)
     return fmt::format("parallel.data_parallel_degree = {}", q.degrees.dp);
   if (l.dp == q.microbatches && !model_axes)
-    return count(q.microbatches, "microbatch", "es");
+    return plural(q.microbatches, "microbatch", "es");
   const int64_t slots = usable(q, offered);
   if (slots < offered && l.world() + unit > slots)
     return fmt::format(
@@ -334,7 +334,7 @@ std::string limit_of(const PlacementRequest& q, int64_t offered,
 Status check_degrees(const PlacementRequest& q, int64_t unit) {
   const std::string one_each =
       fmt::format("the global batch has {} and a data-parallel rank needs one",
-                  count(q.microbatches, "microbatch", "es"));
+                  plural(q.microbatches, "microbatch", "es"));
   if (q.degrees.dp > q.microbatches)
     return invalid_argument(
         fmt::format("parallel.data_parallel_degree = {}: {}; set 1 to {}, or "
@@ -405,7 +405,7 @@ Result<LayoutChoice> choose_by_degrees(const PlacementRequest& q,
     return exhausted(
         fmt::format("{} offered ({}), and no mesh of {} to {} "
                     "runs the job: {}",
-                    count(offered, "slot"), offers(q), needed, slots,
+                    plural(offered, "slot"), offers(q), needed, slots,
                     refusal.unfit.message()));
   return too_few(q, offered);
 }
@@ -415,10 +415,6 @@ Result<LayoutChoice> choose_by_degrees(const PlacementRequest& q,
 bool chooses_model_axes(const PlacementRequest& q) {
   return q.shape &&
          (q.degrees.tp == -1 || q.degrees.pp == -1 || q.degrees.cp == -1);
-}
-
-std::string count(int64_t n, const char* what, const char* plural) {
-  return fmt::format("{} {}{}", n, what, n == 1 ? "" : plural);
 }
 
 int64_t missing_slots(const PlacementRequest& q) {

@@ -30,7 +30,4 @@ PlacementRequest only_on(PlacementRequest request,
 Result<LayoutChoice> choose_layout(const PlacementRequest& request,
                                    bool* short_of_memory);
 
-// "1 slot", "3 slots".
-std::string count(int64_t n, const char* what, const char* plural = "s");
-
 }  // namespace remesh::planner

@@ -131,11 +131,11 @@ Result<Placement> place_mesh(const PlacementRequest& given) {
   for (const RankPlace& p : placement.ranks) used.insert(p.worker);
   placement.reason =
       fmt::format("{}: {} of {} on {}", placement.layout.to_string(),
-                  placement.layout.world(), count(offered, "slot"),
-                  count(static_cast<int64_t>(used.size()), "worker"));
+                  placement.layout.world(), plural(offered, "slot"),
+                  plural(static_cast<int64_t>(used.size()), "worker"));
   if (placement.spares > 0)
     placement.reason += fmt::format(
-        ", {} ({})", count(placement.spares, "spare"), choice.limit);
+        ", {} ({})", plural(placement.spares, "spare"), choice.limit);
   if (!left_out.empty())
     placement.reason +=
         fmt::format("; {} not used: too little memory for a rank on each slot",

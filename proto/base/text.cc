@@ -76,8 +76,9 @@ std::string lasting(const std::string& what, double seconds) {
                           : fmt::format("{} for {:.1f} s", what, seconds);
 }
 
-std::string plural(int64_t n, const std::string& thing) {
-  return fmt::format("{} {}{}", n, thing, n == 1 ? "" : "s");
+std::string plural(int64_t n, const std::string& thing,
+                   std::string_view ending) {
+  return fmt::format("{} {}{}", n, thing, n == 1 ? "" : ending);
 }
 
 std::string enum_text(std::string_view name) {

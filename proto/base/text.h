@@ -26,8 +26,9 @@ std::string format_duration(double seconds);
 // "forward for 1.2 s", "forward for 2.5 ms".
 std::string lasting(const std::string& what, double seconds);
 
-// "1 slot", "2 slots".
-std::string plural(int64_t n, const std::string& thing);
+// "1 slot", "2 slots"; "1 mesh", "2 meshes" with the ending "es".
+std::string plural(int64_t n, const std::string& thing,
+                   std::string_view ending = "s");
 
 // The name of a value of an enumeration as people read it: "NOT_RUNNING" is
 // "not running".

@@ -72,7 +72,7 @@ TEST_F(TuneTest, LearnsFromTrialsThatFail) {
   for (const Json& t : j["trials"]) {
     if (t.contains("step_s")) continue;
     ++failed;
-    EXPECT_EQ(t["error"], "exited with code 9: no room");
+    EXPECT_EQ(t["error"], "exit code 9: no room");
   }
   EXPECT_EQ(failed, j["trials"].size() - 1);
   EXPECT_EQ(j["best"]["set"][5], "train.local_batch_size=2");

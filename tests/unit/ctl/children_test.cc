@@ -48,11 +48,11 @@ TEST_F(ChildrenTest, ReportsHowChildrenEnded) {
   ASSERT_TRUE(children.start(2, {"/bin/sh", "-c", "kill -9 $$"}, log()).ok());
   std::map<int, std::string> ended;
   for (int i = 0; i < 6000 && ended.size() < 2; ++i) {
-    for (const Ended& e : children.reap()) ended[e.child] = how_it_ended(e);
+    for (const Ended& e : children.reap()) ended[e.child] = e.to_text();
     usleep(10'000);
   }
-  EXPECT_EQ(ended[1], "exited with code 5");
-  EXPECT_EQ(ended[2], "was killed by signal 9 (Killed)");
+  EXPECT_EQ(ended[1], "exit code 5");
+  EXPECT_EQ(ended[2], "signal 9 (SIGKILL)");
   EXPECT_EQ(rundir::read_file(log()).value(), "hello\n");
 }
 

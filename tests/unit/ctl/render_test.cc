@@ -406,7 +406,7 @@ TEST_F(RenderTest, StatusText) {
   coordinator  tcp://h:1 on h, pid 7
 
   worker  host  pid  slots  state              last seen  ranks
-  w1      h     8    2      running, draining  0.0s ago   0: pid 90 step 341; 1: killed by signal 9
+  w1      h     8    2      running, draining  0.0s ago   0: pid 90 step 341; 1: signal 9 (SIGKILL)
 
   1970-01-01 00:01:01 UTC  coordinator started
 )");

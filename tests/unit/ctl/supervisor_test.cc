@@ -190,7 +190,7 @@ TEST_F(SupervisorTest, RestartsACrashedCoordinatorWithGrowingDelay) {
   const int64_t delays[] = {100, 100, 200, 400, 800, 1600, 3200, 5000, 5000};
   for (const int64_t delay : delays) {
     EXPECT_EQ(exited(kCoordinator, 0, SIGKILL),
-              Texts{"say the coordinator was killed by signal 9 (Killed); "
+              Texts{"say the coordinator ended with signal 9 (SIGKILL); "
                     "restarting it, training continues"});
     EXPECT_EQ(restart_delay(), delay);
   }
@@ -211,8 +211,8 @@ TEST_F(SupervisorTest, GivesUpAfterTooManyCrashesWithinAMinute) {
   EXPECT_EQ(crashes, 11);
   EXPECT_EQ(last, Texts{kTerm + "1"});
   EXPECT_EQ(supervisor_->reason(),
-            "the coordinator died 11 times within a minute, the last time it "
-            "exited with code 1; see LOGS");
+            "the coordinator died 11 times within a minute, the last time "
+            "with exit code 1; see LOGS");
   exited(1, 0);
   EXPECT_EQ(tick(), Texts{"exit 3"});
 }
@@ -331,11 +331,11 @@ TEST_F(SupervisorTest, AWorkerThatDiesIsReported) {
   start(2);
   EXPECT_EQ(exited(1, 0), Texts{}) << "a clean exit was asked for";
   EXPECT_EQ(exited(2, 3, 0, "no room in /dev/shm"),
-            (Texts{"say worker process 7 exited with code 3",
+            (Texts{"say worker process 7 ended with exit code 3",
                    "say no room in /dev/shm"}));
   start(1);
   EXPECT_EQ(exited(1, 0, SIGKILL, "an old line"),
-            Texts{"say worker process 7 was killed by signal 9 (Killed)"});
+            Texts{"say worker process 7 ended with signal 9 (SIGKILL)"});
   EXPECT_EQ(tick({}, 10'000), Texts{}) << "not restarted without --respawn";
 }
 
@@ -452,15 +452,14 @@ TEST_F(SupervisorTest, GivesUpSoonIfTheCoordinatorDiesBeforeAnyStep) {
   start(0);
   for (int i = 0; i < 3; ++i) {
     EXPECT_EQ(exited(kCoordinator, 0, SIGABRT, "no threads left"),
-              Texts{"say the coordinator was killed by signal 6 (Aborted): no "
+              Texts{"say the coordinator ended with signal 6 (SIGABRT): no "
                     "threads left; restarting it"});
     EXPECT_GE(restart_delay(), 0);
   }
   exited(kCoordinator, 0, SIGABRT, "no threads left");
   EXPECT_EQ(supervisor_->reason(),
             "the coordinator died 4 times within a minute and before any step, "
-            "the last time it was killed by signal 6 (Aborted): no threads "
-            "left; see LOGS");
+            "the last time with signal 6 (SIGABRT): no threads left; see LOGS");
   EXPECT_EQ(tick(), Texts{"exit 3"});
 }
 
@@ -492,7 +491,7 @@ TEST_F(SupervisorTest, AReplacementThatDoesNotStartKillsNoWorker) {
   EXPECT_EQ(exited(kCoordinator, 2, 0, "job.toml was edited"),
             Texts{kTerm + "1"});
   EXPECT_EQ(supervisor_->reason(),
-            "the coordinator cannot be started again: it exited with code 2: "
+            "the coordinator cannot be started again: exit code 2: "
             "job.toml was edited");
   exited(1, 0);
   EXPECT_EQ(tick(), Texts{"exit 2"});
