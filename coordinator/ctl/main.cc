@@ -76,12 +76,23 @@ std::string unknown_argument(const CLI::App& root, int argc, char** argv) {
   return hint.empty() ? usage_hint(*app, "", "") : hint;
 }
 
+// The option that is required and not given; nullptr: none.
+const CLI::Option* required_option(const CLI::App& app) {
+  for (const CLI::Option* o : app.get_options())
+    if (o->get_required() && o->count() == 0) return o;
+  return nullptr;
+}
+
+// The option that the last argument names, if it takes a value.
+const CLI::Option* last_option(const CLI::App& app, const std::string& last) {
+  if (!last.starts_with("-")) return nullptr;
+  const auto* o = app.get_option_no_throw(last.substr(0, last.find('=')));
+  return o != nullptr && o->get_items_expected_min() > 0 ? o : nullptr;
+}
+
 // "--local: needs a value (Number of workers ...)".
-std::string with_description(const CLI::App& app, const std::string& option,
-                             const std::string& text) {
-  const CLI::Option* o = app.get_option_no_throw(option);
-  if (o == nullptr) return text;
-  std::string about = o->get_description();
+std::string with_description(const CLI::Option& o, const std::string& text) {
+  const std::string about = o.get_description();
   return fmt::format("{} ({})", text, about.substr(0, about.find(". ")));
 }
 
@@ -95,20 +106,21 @@ int usage_error(const CLI::App& root, const CLI::ParseError& error, int argc,
     app = app->get_subcommands()[0];
     verb += " " + app->get_name();
   }
-  const std::string what = error.what();
-  const std::string name = what.substr(0, what.find(": "));
   const auto kind = static_cast<CLI::ExitCodes>(error.get_exit_code());
-  std::string text = what;
+  std::string text = error.what();
+  const CLI::Option* o = nullptr;
+  if (kind == CLI::ExitCodes::RequiredError)
+    o = required_option(*app);
+  else if (kind == CLI::ExitCodes::ArgumentMismatch)
+    o = last_option(*app, argv[argc - 1]);
   if (kind == CLI::ExitCodes::ExtrasError ||
-      what == "A subcommand is required") {
+      (kind == CLI::ExitCodes::RequiredError && o == nullptr)) {
     const std::string hint = unknown_argument(root, argc, argv);
     if (!hint.empty()) text = hint;
-  } else if (kind == CLI::ExitCodes::RequiredError) {
-    const std::string option = what.substr(0, what.find(' '));
-    text = with_description(*app, option, what);
-  } else if (kind == CLI::ExitCodes::ArgumentMismatch &&
-             what.ends_with(" missing")) {
-    text = with_description(*app, name, name + ": needs a value");
+  } else if (o != nullptr) {
+    text = with_description(*o, kind == CLI::ExitCodes::RequiredError
+                                    ? text
+                                    : o->get_name() + ": needs a value");
   }
   print_error(fmt::format("{}: {}; see {} --help\n", verb, text, verb));
   return kExitUsage;

@@ -11,7 +11,7 @@ namespace remesh::rundir {
 
 // The first step of each generation in the file, in file order; empty if there
 // is no file. Skips lines that are not metrics. Reads the file once and parses
-// one line per generation.
+// one line per generation, and those that metrics_line() has not written.
 // *damaged: the number of lines that are cut or something else.
 std::vector<core::FirstStep> first_steps(const std::string& metrics_path,
                                          int64_t* damaged = nullptr);

@@ -313,16 +313,14 @@ std::string short_path(const std::string& path) {
 
 double started_at(const std::string& run) {
   const std::vector<std::string> lines = read_lines(events_path(run));
-  for (auto line = lines.rbegin(); line != lines.rend(); ++line) {
-    if (line->find("\"coordinator_") == std::string::npos &&
-        line->find("\"forked\"") == std::string::npos)
-      continue;
-    const auto e = parse_event_line(*line);
-    if (e.ok() && (e->event() == events::kCoordinatorStarted ||
-                   e->event() == events::kCoordinatorRestarted ||
-                   e->event() == events::kForked))
-      return e->time();
-  }
+  for (auto line = lines.rbegin(); line != lines.rend(); ++line)
+    for (const auto* start :
+         {&events::kCoordinatorStarted, &events::kCoordinatorRestarted,
+          &events::kForked}) {
+      if (line->find(start->name) == std::string::npos) continue;
+      const auto e = parse_event_line(*line);
+      if (e.ok() && e->event() == *start) return e->time();
+    }
   return 0;
 }
 

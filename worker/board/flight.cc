@@ -15,7 +15,7 @@ enum Word : size_t {
   kBytes,
   kNumber,
   kOuter,
-  kWhat,  // kind, lane, group
+  kWhat,  // kind, lane, sends, group
   kNameWord,
   kNumWords = kNameWord + kFlightName / 8,
 };
@@ -45,6 +45,7 @@ FlightOp decode(uint64_t id, const std::array<uint64_t, kNumWords>& w) {
   op.outer = w[kOuter];
   op.kind = static_cast<OpKind>(w[kWhat] & 0xFF);
   op.lane = static_cast<Lane>(w[kWhat] >> 8 & 0xFF);
+  op.sends = (w[kWhat] >> 16 & 1) != 0;
   op.group = high_of(w[kWhat]);
   op.peer = low_of(w[kWhere]);
   op.microbatch = high_of(w[kWhere]);
@@ -101,7 +102,8 @@ FlightTicket FlightRecord::begin(const Op& op, int64_t now_ns) {
   put(kNumber, static_cast<uint64_t>(op.number));
   put(kOuter, t.outer);
   put(kWhat, pair_of(op.group, static_cast<int64_t>(op.kind) |
-                                   static_cast<int64_t>(op.lane) << 8));
+                                   static_cast<int64_t>(op.lane) << 8 |
+                                   static_cast<int64_t>(op.sends) << 16));
   const char* const name = op.name != nullptr ? op.name : op_kind_name(op.kind);
   std::array<uint64_t, kFlightName / 8> text{};
   std::memcpy(text.data(), name, strnlen(name, kFlightName));

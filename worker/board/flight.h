@@ -66,6 +66,7 @@ struct Op {
   const char* name = nullptr;  // nullptr: the name of the kind
   int group = -1;              // from add_group()
   int peer = -1;               // of a message: the world rank
+  bool sends = false;          // the message, to that peer
   int64_t bytes = -1;
   int64_t number = -1;  // sequence number of the collective on that group
 };
@@ -87,6 +88,7 @@ struct FlightOp {
   std::string name;
   int group = -1;
   int peer = -1;
+  bool sends = false;
   int64_t bytes = -1;
   int64_t number = -1;
   int64_t begin_ns = 0;  // CLOCK_MONOTONIC

@@ -26,7 +26,8 @@ struct CommOp {
   const char* name;       // "all_reduce"
   const char* wait_name;  // "wait all_reduce"
   size_t bytes = 0;
-  int peer = -1;  // of a message: rank in the group; -1: a collective
+  int peer = -1;       // of a message: rank in the group; -1: a collective
+  bool sends = false;  // the message, to that peer
 };
 
 template <typename Started>
@@ -99,7 +100,8 @@ class ObservedComm : public comm::Comm {
         [&] { inner_->reduce_scatter(all, mine); });
   }
   void send(std::span<const std::byte> data, int to, int tag) override {
-    run({"send", "", data.size(), to}, [&] { inner_->send(data, to, tag); });
+    run({"send", "", data.size(), to, true},
+        [&] { inner_->send(data, to, tag); });
   }
   void recv(std::span<std::byte> data, int from, int tag) override {
     run({"recv", "", data.size(), from},
@@ -123,7 +125,7 @@ class ObservedComm : public comm::Comm {
   }
   comm::RequestPtr start_send(std::span<const std::byte> data, int to,
                               int tag) override {
-    return start({"send", "wait send", data.size(), to},
+    return start({"send", "wait send", data.size(), to, true},
                  [&] { return inner_->start_send(data, to, tag); });
   }
   comm::RequestPtr start_recv(std::span<std::byte> data, int from,

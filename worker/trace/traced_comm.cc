@@ -48,6 +48,7 @@ board::Op TraceObserver::to_op(const CommOp& op) {
   board::Op out{.kind = pipeline_ ? Category::kBubble : Category::kCollective,
                 .name = op.name,
                 .group = id_,
+                .sends = op.sends,
                 .bytes = static_cast<int64_t>(op.bytes)};
   if (op.peer >= 0)
     out.peer = ranks_[static_cast<size_t>(op.peer)];

@@ -31,6 +31,7 @@ TEST(Flight, AnOperationIsKeptWithAllItsFields) {
                                            .name = "all_reduce",
                                            .group = group,
                                            .peer = 5,
+                                           .sends = true,
                                            .bytes = int64_t{1} << 40,
                                            .number = 77},
                                           1000);
@@ -49,6 +50,7 @@ TEST(Flight, AnOperationIsKeptWithAllItsFields) {
   EXPECT_EQ(op.name, "all_reduce");
   EXPECT_EQ(op.group, group);
   EXPECT_EQ(op.peer, 5);
+  EXPECT_TRUE(op.sends);
   EXPECT_EQ(op.bytes, int64_t{1} << 40);
   EXPECT_EQ(op.number, 77);
   EXPECT_EQ(op.begin_ns, 1000);

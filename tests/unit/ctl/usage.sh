@@ -87,7 +87,11 @@ for value in none -2 2x 5000; do
     run none.toml --local $value
 done
 one_line "remesh run: --local: needs a value (Number of workers" run j.toml --local
+one_line "remesh run: --local: needs a value (Number of workers" run j.toml \
+  --local=
+one_line "remesh drain: WORKER is required (Its name" drain
 one_line "remesh: expected one of: run, resume"
+one_line "remesh key: expected one of: new, allow" key
 one_line "remesh data: " data
 one_line "unknown" status -q
 expect 5 "no run in $dir/runs" "$bin/remesh" status

@@ -89,6 +89,15 @@ TEST_F(FlightFile, DescribesWhatARankIsDoing) {
             "on pp");
   EXPECT_EQ(doing(4 * kSecond).at().peer(), 1);
   record().end(recv, 4 * kSecond);
+  const auto sends = record().begin({.kind = OpKind::kBubble,
+                                     .name = "wait",
+                                     .group = pp,
+                                     .peer = 1,
+                                     .sends = true},
+                                    4 * kSecond);
+  EXPECT_EQ(doing(4 * kSecond).doing(),
+            "step 12, microbatch 4, backward, wait to rank 1 on pp");
+  record().end(sends, 4 * kSecond);
   record().end(pass, 4 * kSecond);
   record().end(step, 4 * kSecond);
   board_->set_phase(RankPhase::kCheckpoint);

@@ -37,5 +37,23 @@ TEST(FirstSteps, AreTheFirstOfEachGeneration) {
   EXPECT_TRUE(first_steps(path).empty());
 }
 
+// As another program, or another release, may write them.
+TEST(FirstSteps, OrderAndSpacingDoNotMatter) {
+  const std::string path =
+      testing::TempDir() + "first-steps-order-" + std::to_string(getpid());
+  std::ofstream(path) << line(1, 1)
+                      << "{ \"generation\" : 2, \"loss\" : 1, \"step\" : 2 }\n"
+                      << "{\"loss\":1,\"step\":3,\"generation\":2} \n"
+                      << "{\"step\":4,\"loss\":1,\"generation\":3\n"
+                      << "{\"step\":4,\"loss\":1}\n";
+  int64_t damaged = 0;
+  const auto found = first_steps(path, &damaged);
+  unlink(path.c_str());
+  EXPECT_EQ(damaged, 1) << "the cut line";
+  ASSERT_EQ(found.size(), 2u);
+  EXPECT_EQ(found[1].generation, 2);
+  EXPECT_EQ(found[1].step, 2);
+}
+
 }  // namespace
 }  // namespace remesh::rundir

@@ -28,9 +28,7 @@ bool is_pass(OpKind kind) {
 std::string op_text(const FlightOp& op, const FlightGroup& group) {
   std::string out = op.name;
   if (op.peer >= 0)
-    out += fmt::format(" {} rank {}",
-                       out.find("send") != std::string::npos ? "to" : "from",
-                       op.peer);
+    out += fmt::format(" {} rank {}", op.sends ? "to" : "from", op.peer);
   if (op.bytes > 0)
     out += " of " + format_bytes(static_cast<uint64_t>(op.bytes));
   if (group.name.empty()) return out;
