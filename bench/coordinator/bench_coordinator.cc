@@ -110,10 +110,10 @@ class Cluster {
                 : core_.on(input, now_));
       // As the daemon does it. Of a look only its CPU time passes.
       const int64_t now_ns = now_ * 1'000'000;
-      if (looks_.is_due(now_ns)) {
+      if (pacer_.is_due(now_ns)) {
         const double looked = thread_cpu_s();
         add(core_.settle(now_));
-        looks_.done(now_ns +
+        pacer_.done(now_ns +
                     static_cast<int64_t>((thread_cpu_s() - looked) * 1e9));
       }
       spent += thread_cpu_s() - began;
@@ -304,7 +304,7 @@ class Cluster {
   int64_t finished_ = 0;
   int64_t inputs_ = 0;
   bool scan_ = false;
-  server::Looks looks_;
+  server::ReconcilePacer pacer_;
 };
 
 int main_of(int argc, char** argv) {

@@ -51,7 +51,7 @@ Follower::Follower(const pb::Job& job, const std::string& run_dir,
       metrics_(rundir::metrics_path(run_dir), /*from_end=*/true),
       events_(rundir::events_path(run_dir), /*from_end=*/true),
       progress_{.steps = job.train().steps()},
-      asker_(run_dir) {}
+      status_client_(run_dir) {}
 
 void Follower::poll(int64_t now_ms, double now_unix) {
   now_unix_ = now_unix;
@@ -75,8 +75,8 @@ void Follower::read_events() {
     const auto event = rundir::parse_event_line(line);
     if (!event.ok()) continue;  // of a newer version, or edited by hand
     const pb::EventRecord& e = event.value();
-    goes_on_ = goes_on_ || e.event() == events::kCoordinatorStarted ||
-               e.event() == events::kCoordinatorRestarted;
+    continued_ = continued_ || e.event() == events::kCoordinatorStarted ||
+                 e.event() == events::kCoordinatorRestarted;
     if (e.event() == events::kWaiting) {
       waiting_ = e;
       continue;
@@ -110,23 +110,23 @@ void Follower::read_metrics() {
 }
 
 void Follower::ask_status(int64_t now_ms) {
-  if (asker_.waiting()) {
-    if (const auto reply = asker_.poll()) {
+  if (status_client_.waiting()) {
+    if (const auto reply = status_client_.poll()) {
       note_status(reply->status());
     } else if (now_ms - asked_ms_ > kReplyTimeoutMs) {
       state_note_ = "unreachable";
-      asker_.disconnect();
+      status_client_.disconnect();
     }
     return;
   }
   if (now_ms - asked_ms_ < kAskEveryMs) return;
   asked_ms_ = now_ms;
-  asker_.send(status_request());
+  status_client_.send(status_request());
   std::error_code error;
   const bool there = std::filesystem::exists(run_dir_, error) || error;
   was_there_ |= there;
   // Without its address the coordinator cannot be asked.
-  if (!asker_.waiting()) note_gone(was_there_ && !there);
+  if (!status_client_.waiting()) note_gone(was_there_ && !there);
 }
 
 void Follower::note_status(const pb::JobStatus& status) {

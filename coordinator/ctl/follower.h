@@ -44,7 +44,7 @@ class Follower {
   // Since this object was made.
   bool saw_step() const { return saw_step_; }
   // A coordinator that started since has written the journal.
-  bool goes_on() const { return goes_on_; }
+  bool continued() const { return continued_; }
   // Prints a line that is not from the run.
   void say(const std::string& text, Tone tone, double now_unix);
   // How often the job declined to stop.
@@ -79,11 +79,11 @@ class Follower {
   bool saw_step_ = false;
   // A wait for slots, shown if it does not end at once.
   std::optional<pb::EventRecord> waiting_;
-  bool goes_on_ = false;
+  bool continued_ = false;
   pb::JobStatus::State outcome_ = pb::JobStatus::UNKNOWN;
   std::string reason_;
   int stops_declined_ = 0;
-  CommandClient asker_;
+  CommandClient status_client_;
   int64_t asked_ms_ = 0;
   double now_unix_ = 0;
   double step_shown_ = 0;  // unix seconds

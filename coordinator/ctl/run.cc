@@ -141,7 +141,7 @@ class RunJob {
         .has_workers = follower_->has_workers(),
         .trained = follower_->saw_step(),
         .run_dir_gone = follower_->run_dir_gone(),
-        .goes_on = follower_->goes_on()});
+        .continued = follower_->continued()});
   }
 
   void reap() {
@@ -220,7 +220,7 @@ class RunJob {
     stopper_.send(command);
   }
 
-  void perform(const Greet&) {
+  void perform(const PrintWelcome&) {
     const auto endpoint = rundir::read_endpoint(run_dir_);
     if (!endpoint.ok()) return;
     rundir::point_latest(job_.job().dump_folder(), run_dir_);

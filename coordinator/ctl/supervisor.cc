@@ -26,12 +26,12 @@ void Supervisor::handle(const Begin& e) {
 
 void Supervisor::handle(const Tick& e) {
   outcome_ = e.outcome;
-  goes_on_ = e.goes_on;
+  continued_ = e.continued;
   trained_ = e.trained;
   run_dir_gone_ = e.run_dir_gone;
   if (stage_ == Stage::kStarting && e.coordinator_listens) {
     enter(Stage::kRunning);
-    act(Greet{});
+    act(PrintWelcome{});
     for (int i = 1; i <= options_.local_workers; ++i)
       if (!running_.contains(i)) start_worker(i);
   } else if (stage_ < Stage::kLeaving && following_ &&
@@ -39,7 +39,7 @@ void Supervisor::handle(const Tick& e) {
     code_ = e.outcome == pb::JobStatus::FAILED ? kExitFailed : kExitOk;
     leave();
   } else if (stage_ >= Stage::kLeaving) {
-    wind_up();
+    shut_down();
   }
   if (exited_ || stage_ >= Stage::kLeaving) return;
   take_over(e);
@@ -58,7 +58,7 @@ void Supervisor::await_stop() {
         options_.stop_timeout_ms / 1000);
     say(reason_ + ", killing all processes", Tone::kBad);
     code_ = kExitFailed;
-    return hurry();
+    return kill_ranks();
   }
   if (now_ms_ - stop_sent_ms_ >= kStopResendMs) send_stop();
 }
@@ -67,14 +67,14 @@ void Supervisor::await_stop() {
 // the coordinator hears no others.
 void Supervisor::end_without_workers(const Tick& e) {
   const auto workers = static_cast<size_t>(options_.local_workers);
-  if (stage_ != Stage::kRunning || workers == 0 || hopeless_.size() < workers ||
-      e.has_workers || interrupted()) {
+  if (stage_ != Stage::kRunning || workers == 0 ||
+      unrecoverable_.size() < workers || e.has_workers || interrupted()) {
     no_worker_since_ms_ = -1;
     return;
   }
   if (no_worker_since_ms_ < 0) no_worker_since_ms_ = now_ms_;
   if (now_ms_ - no_worker_since_ms_ < kNoWorkerMs) return;
-  const std::string& why = hopeless_.rbegin()->second;
+  const std::string& why = unrecoverable_.rbegin()->second;
   give_up("no worker can run here" + (why.empty() ? "" : ": " + why));
 }
 
@@ -89,24 +89,24 @@ void Supervisor::handle(const Interrupt&) {
     say("killing all processes", Tone::kBad);
     reason_ = "the run directory is gone; the run ended without saving";
     code_ = kExitFailed;
-    hurry();
+    kill_ranks();
   } else if (interrupts_ == 1) {
     say("saving and stopping; press Ctrl-C again to kill immediately");
     act(SetNote{"saving and stopping"});
     send_stop();
   } else if (interrupts_ == 2) {
     say("killing all processes", Tone::kBad);
-    hurry();
+    kill_ranks();
   } else {
     exited_ = true;
     act(Exit{kExitInterrupted});
   }
 }
 
-void Supervisor::hurry() {
-  enter(Stage::kHurrying);
+void Supervisor::kill_ranks() {
+  enter(Stage::kKillingRanks);
   act(SignalChild{kCoordinator, SIGKILL});
-  // A worker that is asked twice kills its ranks; wind_up() asks again.
+  // A worker that is asked twice kills its ranks; shut_down() asks again.
   signal_workers(SIGTERM);
 }
 
@@ -126,7 +126,7 @@ void Supervisor::handle(const StartFailed& e) {
   if (options_.respawn && !interrupted())
     respawn_at_[e.child] = now_ms_ + kRespawnDelayMs;
   else
-    hopeless_[e.child] = e.error;
+    unrecoverable_[e.child] = e.error;
 }
 
 void Supervisor::handle(const StopAnswered& e) {
@@ -207,7 +207,7 @@ void Supervisor::worker_exited(const ChildExited& e) {
   const int code = e.how.exit_code;
   if (e.how.signal == 0 &&
       (code == kExitUsage || code == kExitFailed || code == kExitNotFound)) {
-    hopeless_[e.how.child] = e.last_line;
+    unrecoverable_[e.how.child] = e.last_line;
   } else if (options_.respawn && !interrupted()) {
     respawn_at_[e.how.child] = now_ms_ + kRespawnDelayMs;
   }
@@ -262,7 +262,7 @@ void Supervisor::start_due() {
 }
 
 // From the end of the job to the exit of the last child.
-void Supervisor::wind_up() {
+void Supervisor::shut_down() {
   const int64_t since = now_ms_ - stage_since_ms_;
   if (running_.empty()) {
     exited_ = true;
@@ -270,13 +270,14 @@ void Supervisor::wind_up() {
   }
   if (stage_ == Stage::kLeaving) {
     // Whoever was told to leave may have a long step to finish, and to save.
-    if (since <= (told_to_leave() ? options_.stop_timeout_ms : kLeaveMs))
+    if (since <= (asked_to_leave() ? options_.stop_timeout_ms : kLeaveMs))
       return;
     signal_workers(SIGTERM);
     enter(Stage::kTerminating);
-  } else if (since > (stage_ == Stage::kHurrying ? kHurryMs : kTerminateMs)) {
+  } else if (since >
+             (stage_ == Stage::kKillingRanks ? kKillRanksMs : kTerminateMs)) {
     kill_all();
-  } else if (stage_ == Stage::kHurrying && since > kAskAgainMs &&
+  } else if (stage_ == Stage::kKillingRanks && since > kAskAgainMs &&
              !std::exchange(asked_again_, true)) {
     signal_workers(SIGTERM);
   }
@@ -294,12 +295,12 @@ int Supervisor::final_code() const {
 void Supervisor::start_coordinator() {
   starts_.push_back(now_ms_);
   running_.insert(kCoordinator);
-  act(StartCoordinator{.resume = !goes_on_});
+  act(StartCoordinator{.resume = !continued_});
 }
 
 void Supervisor::start_worker(int number) {
   running_.insert(number);
-  hopeless_.erase(number);
+  unrecoverable_.erase(number);
   act(StartWorker{number});
 }
 
@@ -328,10 +329,10 @@ void Supervisor::leave() {
   enter(Stage::kLeaving);
   // At the end of a job the coordinator dismisses the workers. Those of a job
   // that continues without us, or that lost its coordinator, are told here.
-  if (told_to_leave()) signal_workers(SIGTERM);
+  if (asked_to_leave()) signal_workers(SIGTERM);
 }
 
-bool Supervisor::told_to_leave() const {
+bool Supervisor::asked_to_leave() const {
   return following_ || !reason_.empty();
 }
 

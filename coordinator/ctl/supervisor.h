@@ -48,7 +48,7 @@ struct Tick {
   bool has_workers = false;   // the coordinator hears some
   bool trained = false;       // a step was finished in this session
   bool run_dir_gone = false;  // so that no stop can be recorded
-  bool goes_on = false;  // a coordinator has journaled that in this session
+  bool continued = false;  // a coordinator has journaled that in this session
 };
 // SIGINT, SIGTERM or SIGHUP.
 struct Interrupt {};
@@ -88,7 +88,7 @@ struct SignalChild {
 struct KillAll {};
 struct SendStop {};
 // Print the run directory and how other workers join.
-struct Greet {};
+struct PrintWelcome {};
 struct Say {
   std::string text;
   Tone tone = Tone::kNotice;
@@ -101,7 +101,7 @@ struct Exit {
   int code = 0;
 };
 using Action = std::variant<StartCoordinator, StartWorker, SignalChild, KillAll,
-                            SendStop, Greet, Say, SetNote, Exit>;
+                            SendStop, PrintWelcome, Say, SetNote, Exit>;
 
 class Supervisor {
  public:
@@ -116,7 +116,7 @@ class Supervisor {
   // SIGTERM at that end, and after the second interrupt.
   static constexpr int64_t kLeaveMs = 6000;
   static constexpr int64_t kTerminateMs = 3000;
-  static constexpr int64_t kHurryMs = 3000;
+  static constexpr int64_t kKillRanksMs = 3000;
   // A worker takes signals within a second for one.
   static constexpr int64_t kAskAgainMs = 1500;
   static constexpr int64_t kFirstRestartDelayMs = 100;
@@ -155,9 +155,9 @@ class Supervisor {
   enum class Stage {
     kStarting,  // no coordinator listens yet
     kRunning,
-    kLeaving,      // the job has ended; workers leave by themselves
-    kTerminating,  // the workers were sent SIGTERM
-    kHurrying,     // second interrupt: the workers kill their ranks
+    kLeaving,       // the job has ended; workers leave by themselves
+    kTerminating,   // the workers were sent SIGTERM
+    kKillingRanks,  // second interrupt: the workers kill their ranks
   };
 
   void handle(const Begin& e);
@@ -173,12 +173,12 @@ class Supervisor {
   void take_over(const Tick& e);
   void end_without_workers(const Tick& e);
   void await_stop();
-  void hurry();
-  bool told_to_leave() const;  // the workers were, when kLeaving began
+  void kill_ranks();
+  bool asked_to_leave() const;  // the workers were, when kLeaving began
   int final_code() const;
   void give_hint(const Tick& e);
   void start_due();
-  void wind_up();
+  void shut_down();
   void start_coordinator();
   void start_worker(int number);
   void signal_workers(int signal);
@@ -200,15 +200,15 @@ class Supervisor {
   int64_t stage_since_ms_ = 0;
   bool following_ = false;
   bool took_over_ = false;             // from the coordinator that was followed
-  bool asked_again_ = false;           // the workers, in kHurrying
+  bool asked_again_ = false;           // the workers, in kKillingRanks
   std::set<int> running_;              // children
   std::deque<int64_t> starts_;         // of the coordinator, in the window
-  bool goes_on_ = false;               // as the last tick said
+  bool continued_ = false;             // as the last tick said
   int64_t gone_since_ms_ = -1;         // the followed coordinator; -1: alive
   int64_t restart_at_ms_ = -1;         // the coordinator; -1: not due
   std::map<int, int64_t> respawn_at_;  // worker number -> time
   // By number, the last line of local workers that would fail again.
-  std::map<int, std::string> hopeless_;
+  std::map<int, std::string> unrecoverable_;
   int64_t no_worker_since_ms_ = -1;
   int interrupts_ = 0;
   int64_t interrupted_ms_ = 0;  // the last one that counted

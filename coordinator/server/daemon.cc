@@ -16,6 +16,7 @@
 #include "coordinator/rundir/lines.h"
 #include "coordinator/rundir/run_dir.h"
 #include "coordinator/server/clients.h"
+#include "coordinator/server/directive_sender.h"
 #include "coordinator/server/door.h"
 #include "coordinator/server/listen.h"
 #include "coordinator/server/message_rates.h"
@@ -23,7 +24,6 @@
 #include "coordinator/server/pace.h"
 #include "coordinator/server/run_files.h"
 #include "coordinator/server/scanner.h"
-#include "coordinator/server/worker_mail.h"
 #include "proto/base/clock.h"
 #include "proto/base/exit_code.h"
 #include "proto/base/log.h"
@@ -108,7 +108,7 @@ class DaemonImpl : public Daemon {
     scanner_ = std::make_unique<Scanner>(
         rundir::checkpoints_path(run, options_.job.checkpoint().folder()),
         run_id_);
-    mail_.emplace(server_.get(), &*outbox_, options_.job.job().name());
+    sender_.emplace(server_.get(), &*outbox_, options_.job.job().name());
     make_core();
     rundir::note_run(run);
     return ok_status();
@@ -223,7 +223,7 @@ class DaemonImpl : public Daemon {
                         .stalled_ms = waited.stalled_ms,
                         .backlog_full = outbox_->full(),
                         .synced_step = files_->syncer->synced_step()});
-    mail_->poll(now);
+    sender_->poll(now);
     answer_waiting();
     tell_lost_events();
   }
@@ -237,17 +237,17 @@ class DaemonImpl : public Daemon {
   }
 
   void receive_all() {
-    Turn turn(monotonic_ms());
+    ReceiveBudget budget(monotonic_ms());
     bool more = true;
-    while (more && !ended_ && !turn.is_over(monotonic_ms())) {
+    while (more && !ended_ && !budget.is_spent(monotonic_ms())) {
       const auto received = server_->receive();
       more = received.has_value();
       if (more && rates_.serves(*received, monotonic_ms())) handle(*received);
     }
     if (more) server_->receive_later();
-    if (ended_ || !looks_.is_due(monotonic_ns())) return;
+    if (ended_ || !pacer_.is_due(monotonic_ns())) return;
     execute(core_->settle(monotonic_ms()));
-    looks_.done(monotonic_ns());
+    pacer_.done(monotonic_ns());
   }
 
   void tell_dropped(int64_t now_ms) {
@@ -296,7 +296,7 @@ class DaemonImpl : public Daemon {
     const auto actions =
         core_->take(core::ReportReceived{report, r.key}, monotonic_ms());
     if (core_->roster().newest_is(report))
-      mail_->note(r.peer, report, [this](const std::string& name) {
+      sender_->note(r.peer, report, [this](const std::string& name) {
         return core_->roster().find(name) != nullptr;
       });
     reporter_ = r.peer;
@@ -308,7 +308,7 @@ class DaemonImpl : public Daemon {
       refused_.erase(peer);
       rates_.forget(peer);
       clients_.forget(peer);
-      for (std::string& name : mail_->workers_at(peer))
+      for (std::string& name : sender_->workers_at(peer))
         take(core::PeerLost{std::move(name)});
     }
   }
@@ -352,9 +352,9 @@ class DaemonImpl : public Daemon {
         a.durable.SpaceUsedLong(), a.durable.epoch());
   }
 
-  void act(const core::SendDirective& a) { mail_->send(a, monotonic_ms()); }
+  void act(const core::SendDirective& a) { sender_->send(a, monotonic_ms()); }
 
-  void act(const core::SendFence& a) { mail_->send(a.worker, a.fence); }
+  void act(const core::SendFence& a) { sender_->send(a.worker, a.fence); }
 
   // Whoever asks for a change is answered when that is written.
   void act(const core::Respond& a) {
@@ -448,7 +448,7 @@ class DaemonImpl : public Daemon {
       message_ = refused->message() + "; this one ends";
       return end(kExitTryAgain);
     }
-    mail_->poll(monotonic_ms());
+    sender_->poll(monotonic_ms());
     outbox_->deliver();
   }
 
@@ -467,7 +467,7 @@ class DaemonImpl : public Daemon {
   std::optional<Outbox> outbox_;
   std::unique_ptr<Door> door_;
   std::unique_ptr<wire::Server> server_;  // after the door it asks
-  std::optional<WorkerMail> mail_;
+  std::optional<DirectiveSender> sender_;
   std::unique_ptr<Scanner> scanner_;
   wire::Loop loop_;
   std::unique_ptr<core::Coordinator> core_;
@@ -475,7 +475,7 @@ class DaemonImpl : public Daemon {
   wire::PeerId reporter_;  // of the last report
   Clients clients_{options_.job.job().name()};
   std::set<wire::PeerId> refused_;
-  Looks looks_;
+  ReconcilePacer pacer_;
   int64_t ticked_ms_ = 0;
   int64_t probed_ms_ = 0;
   MessageRates rates_;

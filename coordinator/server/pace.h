@@ -6,11 +6,11 @@
 namespace remesh::server {
 
 // The messages of one turn of the loop: in a flood signals and ticks are heard.
-class Turn {
+class ReceiveBudget {
  public:
-  explicit Turn(int64_t now_ms) : began_ms_(now_ms) {}
+  explicit ReceiveBudget(int64_t now_ms) : began_ms_(now_ms) {}
   // To be asked before each message.
-  bool is_over(int64_t now_ms) {
+  bool is_spent(int64_t now_ms) {
     return messages_++ >= kMessages || now_ms - began_ms_ >= kMs;
   }
 
@@ -21,10 +21,10 @@ class Turn {
   int messages_ = 0;
 };
 
-// Looks at the cluster as a whole, which take long if it is large: the next one
-// comes after kPause times as long, so that most of the time is left to
-// messages.
-class Looks {
+// When the core reconciles the cluster as a whole, which takes long if it is
+// large: the next time comes after kPause times as long, so that most of the
+// time is left to messages.
+class ReconcilePacer {
  public:
   static constexpr int64_t kPause = 4;
   bool is_due(int64_t now_ns) {

@@ -202,7 +202,7 @@ std::optional<Layout> best_of(const PlacementRequest& q, int64_t world,
                               Refusal* refusal) {
   const Machine machine = rank_machine(q, world);
   const ModelError known = q.shape ? model_error(q) : ModelError{};
-  const double error = known.factor * known.doubt;
+  const double error = known.factor * known.uncertainty;
   const Execution run = q.shape ? engine_execution(*q.shape) : Execution{};
   std::map<std::pair<int, int>, Parts> parts;  // by tp and cp
   std::vector<Candidate> candidates;

@@ -7,7 +7,7 @@
 #include <string>
 #include <vector>
 
-#include "parallel/planner/seating.h"
+#include "parallel/planner/rank_placement.h"
 
 namespace remesh::planner {
 
@@ -71,7 +71,7 @@ struct Host {
   double link = 0;
 };
 
-// In the order in which seat_ranks() takes them: as in the previous mesh, new
+// In the order in which place_ranks() takes them: as in the previous mesh, new
 // ones by name.
 std::vector<Host> host_order(const PlacementRequest& q) {
   std::map<std::string, int> first;  // previous rank, by worker
@@ -166,7 +166,7 @@ double rank_memory(const PlacementRequest& q, const geometry::Layout& l) {
     memory[w.host] = std::max(memory[w.host], w.memory_bytes);
   }
   std::map<std::string, double> ranks;
-  for (const RankPlace& p : seat_ranks(q, l)) ++ranks[host_of[p.worker]];
+  for (const RankPlace& p : place_ranks(q, l)) ++ranks[host_of[p.worker]];
   double least = 0;
   for (const auto& [host, n] : ranks) {
     const double share = static_cast<double>(memory[host]) / n;
@@ -213,7 +213,7 @@ StepCost predict_step(const PlacementRequest& q, const geometry::Layout& l) {
   Machine m = rank_machine(q, l.world());
   JobShape shape = *q.shape;
   if (q.by_speed && l.dp > 1) {
-    const std::vector<RankPlace> places = seat_ranks(q, l);
+    const std::vector<RankPlace> places = place_ranks(q, l);
     shape.shares = shares_on(q, l, places);
     if (!shape.shares.empty()) {
       const auto speeds = replica_speeds(q, l, places);
@@ -244,7 +244,7 @@ ModelError model_error(const PlacementRequest& q) {
   const double mean = sum / n;
   const double spread = std::sqrt(std::max(0.0, squares / n - mean * mean));
   return {.factor = std::exp(mean),
-          .doubt = std::exp(std::max(kUsual, spread))};
+          .uncertainty = std::exp(std::max(kUsual, spread))};
 }
 
 std::optional<double> measured_step_s(const PlacementRequest& q,
@@ -257,7 +257,7 @@ std::optional<double> measured_step_s(const PlacementRequest& q,
 double expected_step_s(const PlacementRequest& q, const geometry::Layout& l) {
   if (const auto measured = measured_step_s(q, l)) return *measured;
   const ModelError e = model_error(q);
-  return e.factor * e.doubt * predict_step(q, l).total_s;
+  return e.factor * e.uncertainty * predict_step(q, l).total_s;
 }
 
 }  // namespace remesh::planner

@@ -17,10 +17,10 @@ Execution engine_execution(const JobShape& shape);
 void match_hosts(PlacementRequest* request);
 
 // A rank of a mesh of `world` ranks that fill the request's hosts in the order
-// of seat_ranks(). Rates are those of the slowest rank: of a core, times the
+// of place_ranks(). Rates are those of the slowest rank: of a core, times the
 // cores that it keeps busy; the ranks of a host share its link to the network.
 // memory_bytes: the smallest share of a host's memory, 0 if unknown; tensor
-// groups may be seated differently (rank_memory()).
+// groups may be placed differently (rank_memory()).
 Machine rank_machine(const PlacementRequest& request, int64_t world);
 
 // The smallest share of a host's memory that a rank of this mesh has; 0 if
@@ -45,7 +45,7 @@ struct ModelError {
   double factor = 1;  // geometric mean
   // By how much a mesh that was not measured may be slower than expected: one
   // standard deviation, at least a quarter; 1 if nothing was measured.
-  double doubt = 1;
+  double uncertainty = 1;
 };
 ModelError model_error(const PlacementRequest& request);
 
@@ -54,8 +54,8 @@ std::optional<double> measured_step_s(const PlacementRequest& request,
                                       const geometry::Layout& layout);
 
 // The step time by which place_mesh() ranks meshes of the same size: what was
-// measured, else what is predicted times the error and the doubt. So a mesh
-// that is known is left only for one that promises clearly more.
+// measured, else what is predicted times the error and the uncertainty. So a
+// mesh that is known is left only for one that promises clearly more.
 double expected_step_s(const PlacementRequest& request,
                        const geometry::Layout& layout);
 

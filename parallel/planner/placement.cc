@@ -12,7 +12,7 @@
 
 #include "parallel/planner/choose.h"
 #include "parallel/planner/local.h"
-#include "parallel/planner/seating.h"
+#include "parallel/planner/rank_placement.h"
 #include "proto/base/text.h"
 
 namespace remesh::planner {
@@ -125,7 +125,7 @@ Result<Placement> place_mesh(const PlacementRequest& given) {
     request = only_on(std::move(request), choice.hosts);
   Placement placement;
   placement.layout = choice.layout;
-  placement.ranks = seat_ranks(request, choice.layout);
+  placement.ranks = place_ranks(request, choice.layout);
   placement.spares = static_cast<int>(offered - choice.layout.world());
   std::set<std::string> used;
   for (const RankPlace& p : placement.ranks) used.insert(p.worker);

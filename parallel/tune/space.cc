@@ -9,8 +9,8 @@
 
 #include "parallel/planner/local.h"
 #include "parallel/planner/memory.h"
+#include "parallel/planner/rank_placement.h"
 #include "parallel/planner/search.h"
-#include "parallel/planner/seating.h"
 #include "parallel/planner/step_cost.h"
 #include "proto/base/text.h"
 
@@ -48,7 +48,7 @@ JobShape shape_with(const JobShape& job, const Setting& s) {
 // What the rank with fewest gets of its host's cores.
 int threads_of(const PlacementRequest& q, const Layout& l) {
   int least = std::numeric_limits<int>::max();
-  for (const planner::RankPlace& p : planner::seat_ranks(q, l))
+  for (const planner::RankPlace& p : planner::place_ranks(q, l))
     least = std::min(least, p.threads);
   return least;
 }

@@ -360,7 +360,7 @@ class Cluster {
   bool asks_auto_ = false;              // a user asks for no given mesh
   std::optional<pb::Durable> adopted_;  // journal_ when it started
   size_t unwritten_lines_ = 0;          // the last of metrics_
-  // Directives to its workers, as in server::WorkerMail.
+  // Directives to its workers, as in server::DirectiveSender.
   struct Place {
     uint64_t incarnation = 0;
     std::optional<pb::Directive> sent, held;

@@ -1,7 +1,7 @@
 // The coordinator's disk, which in some runs stalls, is full or is slow for a
 // while, and everything that waits for it. The coordinator's shell never
 // blocks: writes, and actions that must follow them, go through a queue like
-// server::Outbox, and directives through one like server::WorkerMail. Both
+// server::Outbox, and directives through one like server::DirectiveSender. Both
 // queues are lost with the process, so the disk has a prefix of what was
 // queued.
 #include <fmt/format.h>

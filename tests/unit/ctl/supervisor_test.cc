@@ -23,7 +23,7 @@ std::string text_of(const Action& action) {
     }
     std::string operator()(const KillAll&) const { return "kill all"; }
     std::string operator()(const SendStop&) const { return "send stop"; }
-    std::string operator()(const Greet&) const { return "greet"; }
+    std::string operator()(const PrintWelcome&) const { return "welcome"; }
     std::string operator()(const Say& a) const { return "say " + a.text; }
     std::string operator()(const SetNote& a) const { return "note " + a.text; }
     std::string operator()(const Exit& a) const {
@@ -98,7 +98,7 @@ TEST_F(SupervisorTest, StartsTheWorkersOnceTheCoordinatorListens) {
   EXPECT_EQ(dispatch(Begin{}), Texts{"start coordinator"});
   EXPECT_EQ(tick(), Texts{});
   EXPECT_EQ(tick({.coordinator_listens = true}),
-            (Texts{"greet", "start worker 1", "start worker 2"}));
+            (Texts{"welcome", "start worker 1", "start worker 2"}));
   EXPECT_EQ(tick({.coordinator_listens = true}), Texts{});
 }
 
@@ -119,15 +119,16 @@ TEST_F(SupervisorTest, ExitsWithTheCoordinatorsCodeWhenTheWorkersHaveLeft) {
 // says that the job has stopped.
 TEST_F(SupervisorTest, ResumesUntilTheJournalShowsThatTheJobContinues) {
   start(0);
-  for (const bool goes_on : {false, true}) {
-    tick({.coordinator_listens = true, .goes_on = goes_on});
+  for (const bool continued : {false, true}) {
+    tick({.coordinator_listens = true, .continued = continued});
     exited(kCoordinator, 0, SIGKILL);
     std::optional<StartCoordinator> restart;
     for (int i = 0; i < 20 && !restart; ++i, now_ += Supervisor::kTickMs)
-      for (const Action& a : supervisor_->on(Tick{.goes_on = goes_on}, now_))
+      for (const Action& a :
+           supervisor_->on(Tick{.continued = continued}, now_))
         if (const auto* s = std::get_if<StartCoordinator>(&a)) restart = *s;
     ASSERT_TRUE(restart.has_value());
-    EXPECT_EQ(restart->resume, !goes_on);
+    EXPECT_EQ(restart->resume, !continued);
   }
 }
 
@@ -254,7 +255,7 @@ TEST_F(SupervisorTest, TheFirstInterruptStopsTheSecondKills) {
   exited(1, 130);
   EXPECT_EQ(tick({}, Supervisor::kAskAgainMs), Texts{});
   EXPECT_EQ(tick({}, 1), Texts{kTerm + "2"}) << "asked twice";
-  EXPECT_EQ(tick({}, Supervisor::kHurryMs - Supervisor::kAskAgainMs - 1),
+  EXPECT_EQ(tick({}, Supervisor::kKillRanksMs - Supervisor::kAskAgainMs - 1),
             Texts{});
   EXPECT_EQ(tick({}, 1), Texts{"kill all"});
   EXPECT_EQ(tick(), Texts{"exit 130"});
@@ -514,7 +515,7 @@ TEST_F(SupervisorTest, AFollowedCoordinatorThatIsGoneIsReplaced) {
   EXPECT_FALSE(supervisor_->following());
   exited(1, 0, SIGKILL);
   EXPECT_EQ(tick({.coordinator_listens = true}),
-            (Texts{"greet", "start worker 1"}));
+            (Texts{"welcome", "start worker 1"}));
 }
 
 }  // namespace

@@ -247,12 +247,12 @@ TEST(Choose, WhatIsKnownIsLeftForAClearGainOnly) {
   EXPECT_EQ(after(2, 1), other);
   EXPECT_EQ(after(1, 2), best);
   const ModelError one = model_error(q);
-  EXPECT_NEAR(one.doubt, 1.25, 0.01);
+  EXPECT_NEAR(one.uncertainty, 1.25, 0.01);
   q.measured = {{best, 1, {"a"}}, {other, 1, {"a"}}};
   q.measured[0].seconds = predict_step(q, best).total_s;
   q.measured[1].seconds = 9 * predict_step(q, other).total_s;
   EXPECT_NEAR(model_error(q).factor, 3, 1e-9);
-  EXPECT_NEAR(model_error(q).doubt, 3, 1e-9);
+  EXPECT_NEAR(model_error(q).uncertainty, 3, 1e-9);
   const Layout third{.pp = 4};
   EXPECT_NEAR(expected_step_s(q, third), 9 * predict_step(q, third).total_s,
               1e-9);

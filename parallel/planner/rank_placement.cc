@@ -1,4 +1,4 @@
-#include "parallel/planner/seating.h"
+#include "parallel/planner/rank_placement.h"
 
 #include <algorithm>
 #include <limits>
@@ -152,8 +152,8 @@ class RankPlacer {
 
 }  // namespace
 
-std::vector<RankPlace> seat_ranks(const PlacementRequest& q,
-                                  const geometry::Layout& layout) {
+std::vector<RankPlace> place_ranks(const PlacementRequest& q,
+                                   const geometry::Layout& layout) {
   return RankPlacer(q, layout).run(q.previous);
 }
 

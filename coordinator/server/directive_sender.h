@@ -1,4 +1,4 @@
-// WorkerMail: where the workers are, and what goes to them.
+// DirectiveSender: where the workers are, and what goes to them.
 //
 // A directive may say only what is on disk. While a write that precedes it is
 // not done it is held back, the newest of each worker, and the worker is told
@@ -23,12 +23,12 @@
 
 namespace remesh::server {
 
-class WorkerMail {
+class DirectiveSender {
  public:
   static constexpr int64_t kKeepAliveMs = 300;
 
   // `job` is written on every envelope. The others must outlive this.
-  WorkerMail(wire::Server* server, const Outbox* outbox, std::string job)
+  DirectiveSender(wire::Server* server, const Outbox* outbox, std::string job)
       : server_(*server), outbox_(*outbox), job_(std::move(job)) {}
 
   // The worker is where this report came from. Forgets those that are no

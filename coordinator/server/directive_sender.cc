@@ -1,4 +1,4 @@
-#include "coordinator/server/worker_mail.h"
+#include "coordinator/server/directive_sender.h"
 
 #include <utility>
 
@@ -6,7 +6,7 @@
 
 namespace remesh::server {
 
-void WorkerMail::note(
+void DirectiveSender::note(
     const wire::PeerId& peer, const pb::Report& report,
     const std::function<bool(const std::string&)>& is_member) {
   if (places_.size() >= limits::kMaxWorkers)
@@ -17,7 +17,7 @@ void WorkerMail::note(
   place.incarnation = report.incarnation();
 }
 
-std::vector<std::string> WorkerMail::workers_at(
+std::vector<std::string> DirectiveSender::workers_at(
     const wire::PeerId& peer) const {
   std::vector<std::string> out;
   for (const auto& [name, place] : places_)
@@ -25,7 +25,8 @@ std::vector<std::string> WorkerMail::workers_at(
   return out;
 }
 
-void WorkerMail::send(const core::SendDirective& directive, int64_t now_ms) {
+void DirectiveSender::send(const core::SendDirective& directive,
+                           int64_t now_ms) {
   const auto found = places_.find(directive.directive.worker());
   if (found == places_.end()) return;
   Place& place = found->second;
@@ -34,7 +35,8 @@ void WorkerMail::send(const core::SendDirective& directive, int64_t now_ms) {
   release(place, now_ms);
 }
 
-void WorkerMail::send(const std::string& worker, const pb::FenceOut& fence) {
+void DirectiveSender::send(const std::string& worker,
+                           const pb::FenceOut& fence) {
   const auto place = places_.find(worker);
   if (place == places_.end()) return;
   pb::Envelope out;
@@ -42,7 +44,7 @@ void WorkerMail::send(const std::string& worker, const pb::FenceOut& fence) {
   send(place->second, std::move(out));
 }
 
-void WorkerMail::poll(int64_t now_ms) {
+void DirectiveSender::poll(int64_t now_ms) {
   for (auto& [worker, place] : places_) {
     release(place, now_ms);
     if (place.held && place.sent && now_ms - place.sent_ms >= kKeepAliveMs)
@@ -50,13 +52,13 @@ void WorkerMail::poll(int64_t now_ms) {
   }
 }
 
-void WorkerMail::release(Place& place, int64_t now_ms) {
+void DirectiveSender::release(Place& place, int64_t now_ms) {
   if (!place.held || !outbox_.written(place.held_after)) return;
   place.sent = std::exchange(place.held, std::nullopt);
   send_again(place, now_ms);
 }
 
-void WorkerMail::send_again(Place& place, int64_t now_ms) {
+void DirectiveSender::send_again(Place& place, int64_t now_ms) {
   place.sent->directive.set_seq(++seq_);
   place.sent_ms = now_ms;
   pb::Envelope out;
@@ -64,7 +66,7 @@ void WorkerMail::send_again(Place& place, int64_t now_ms) {
   send(place, std::move(out));
 }
 
-void WorkerMail::send(const Place& place, pb::Envelope envelope) {
+void DirectiveSender::send(const Place& place, pb::Envelope envelope) {
   envelope.set_job(job_);
   // The core repeats messages, so a failure to send does not matter.
   server_.send(place.peer, envelope);
