@@ -8,7 +8,6 @@
 #include "coordinator/rundir/lines.h"
 
 namespace remesh::rundir {
-
 namespace {
 
 constexpr std::string_view kKey = "\"generation\":";

@@ -7,11 +7,11 @@ namespace remesh::rundir {
 
 std::string read_tail(const std::string& path, int64_t bytes) {
   std::ifstream in(path, std::ios::binary | std::ios::ate);
-  const int64_t size = std::min<int64_t>(in.tellg(), bytes);
-  if (size <= 0) return "";
-  in.seekg(-size, std::ios::end);
-  std::string text(static_cast<size_t>(size), '\0');
-  in.read(text.data(), size);
+  const int64_t end = in.tellg(), begin = std::max<int64_t>(0, end - bytes);
+  if (end <= 0) return "";
+  in.seekg(begin);
+  std::string text(static_cast<size_t>(end - begin), '\0');
+  in.read(text.data(), end - begin);
   text.resize(static_cast<size_t>(in.gcount()));
   return text;
 }
