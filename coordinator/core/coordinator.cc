@@ -60,6 +60,7 @@ std::vector<Action> Coordinator::start(int64_t now_ms) {
     // Who must be waited for is not known, either: all have time to find this
     // coordinator.
     gathering_.back_off(now_ms_ + kReconnectSlackMs);
+    roster_.expect_unheard(now_ms_ + kReconnectSlackMs);
   } else if (durable_.phase() != pb::Durable::WAITING) {
     // The participants are taken for alive until they had that time.
     adopted_generation_ = durable_.generation();

@@ -11,16 +11,20 @@ namespace remesh::core {
 
 pb::Durable restore(const Options& options, bool keeps_state) {
   const auto& recent = options.recent_metrics;
-  const int64_t known = recent.empty() ? 0 : recent.back().generation();
+  const int64_t known =
+      std::max(recent.empty() ? 0 : recent.back().generation(),
+               options.recorded_generation);
   pb::Durable d = options.restored.value_or(pb::Durable());
+  const bool ended = terminal(d.phase());
+  const bool resumed_since = ended && known > d.generation();
   d.set_generation(std::max(d.generation(), known));
   d.set_epoch(std::max(d.epoch() + 1, options.epoch_floor));
-  if (options.resume) {
+  if (options.resume || resumed_since) {
     d.set_stop_requested(false);
     d.set_stop_discards(false);
   }
-  if (options.resume && terminal(d.phase())) {
-    d.set_phase(pb::Durable::WAITING);
+  if (ended && (options.resume || resumed_since)) {
+    d.set_phase(resumed_since ? pb::Durable::RUNNING : pb::Durable::WAITING);
     reset_failures(d.mutable_budget());
     d.clear_cause();
     d.clear_refusals();

@@ -1,5 +1,7 @@
 #include "coordinator/server/run_files.h"
 
+#include <algorithm>
+
 #include "coordinator/core/announcements.h"
 #include "coordinator/core/durable.h"
 #include "coordinator/rundir/claim_folder.h"
@@ -45,8 +47,9 @@ Status RunFiles::check_not_ended(const std::string& run) {
   if (!journal->restored() || !core::terminal(journal->restored()->phase()))
     return ok_status();
   auto end = rundir::end_of_run(run);
+  const pb::Durable& d = *journal->restored();
+  if (!end && recorded_generation() > d.generation()) return ok_status();
   if (!end) {
-    const pb::Durable& d = *journal->restored();
     const auto last = rundir::parse_metrics_line(metrics->last_line());
     const int64_t step = last.ok() ? last->step() : 0;
     // A stop by request needs no explanation.
@@ -67,9 +70,17 @@ Status RunFiles::check_not_ended(const std::string& run) {
                           rundir::typed_path(run)));
 }
 
+int64_t RunFiles::recorded_generation() const {
+  const auto metric = rundir::parse_metrics_line(metrics->last_line());
+  const auto event = rundir::parse_event_line(events->last_line());
+  return std::max(metric.ok() ? metric->generation() : 0,
+                  event.ok() ? event->generation() : 0);
+}
+
 void RunFiles::tell(const std::string& run, core::Options* o) const {
   o->data_id = rundir::data_id_of(o->job);
   o->restored = journal->restored();
+  o->recorded_generation = recorded_generation();
   o->recent_metrics = rundir::recent_metrics(run);
   if (!o->recent_metrics.empty())
     o->last_finished_step = o->recent_metrics.back().step();

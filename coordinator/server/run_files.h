@@ -30,8 +30,11 @@ struct RunFiles {
   // Journal, metrics and events. REQUIRES: the lock is held.
   Status open(const std::string& run, Logger& log);
   // Ended, with how, if the run has ended. Writes the event of the end if the
-  // coordinator that ended the job was killed before it did.
+  // coordinator that ended the job was killed before it did. A journal that is
+  // older than metrics and events, such as one from a backup, proves no end.
   Status check_not_ended(const std::string& run);
+  // The newest in metrics and events when they were opened.
+  int64_t recorded_generation() const;
   // What a coordinator of `run` has to know from them.
   void tell(const std::string& run, core::Options* options) const;
   // The number in the journal or job.toml, or a new one if neither has one, for

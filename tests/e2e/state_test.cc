@@ -247,6 +247,33 @@ TEST_F(StateTest, AJournalFromABackupCostsNoFinishedStep) {
   expect_sequence(c().last_step());
 }
 
+// The same, from before the job was resumed: in that journal it is done.
+TEST_F(StateTest, AJournalFromBeforeTheResumeEndsNothing) {
+  make(in_memory({{"train.steps", "10"}}));
+  c().start_coordinator();
+  c().start_worker({.name = "w1"});
+  ASSERT_TRUE(c().wait_for_event("job_done"));
+  expect_exit(c().coordinator(), 0);
+  expect_exit(c().worker("w1"), 0);
+  const std::string journal = c().run_dir() + "/journal";
+  const std::string backup = c().folder() + "/backup";
+  fs::copy_file(journal, backup);
+  c().start_coordinator({"--resume", "--set", "train.steps=1000000"});
+  c().start_worker({.name = "w1"});
+  ASSERT_TRUE(c().wait_for_step(30));
+  c().coordinator().kill(SIGKILL);
+  ASSERT_TRUE(c().coordinator().wait_ms(kEndMs));
+  fs::copy_file(backup, journal, fs::copy_options::overwrite_existing);
+  c().start_coordinator({"--set", "train.steps=1000000"});
+  ASSERT_TRUE(c().wait_for_event("journal_behind"));
+  EXPECT_EQ(c().events_named("job_done").size(), 1U);
+  ASSERT_TRUE(c().wait_for_step(c().last_step() + 3));
+  for (const Json& mesh : c().events_named("mesh"))
+    EXPECT_EQ(lost_steps(mesh), 0) << mesh;
+  stop_in_order();
+  expect_sequence(c().last_step());
+}
+
 TEST_F(StateTest, ALostHostCostsNoStepWithReplicas) {
   make(endless(in_memory({{"parallel.zero_stage", "1"}})));
   start_services(3, 5);

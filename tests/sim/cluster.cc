@@ -293,9 +293,16 @@ void Cluster::lose_unsynced_metrics() {
 // The journal is replaced by a backup.
 void Cluster::roll_journal_back() {
   if (backups_.empty()) return;
-  end_rival("its journal is gone");
   const int64_t last = static_cast<int64_t>(backups_.size()) - 1;
-  journal_ = backups_[static_cast<size_t>(later_uniform(0, last))];
+  const pb::Durable& backup =
+      backups_[static_cast<size_t>(later_uniform(0, last))];
+  // The end in a backup is believed while no record goes beyond it.
+  if (backup.phase() >= pb::Durable::DONE &&
+      (synced_lines_ == 0 ||
+       metrics_[synced_lines_ - 1].generation() <= backup.generation()))
+    return;
+  end_rival("its journal is gone");
+  journal_ = backup;
   forgot_ = true;
   trace(fmt::format("the journal is rolled back to generation {}",
                     journal_->generation()));
@@ -440,7 +447,7 @@ void Cluster::resume() {
   trace("resumed");
   if (!stop_) violated("the job stopped without a request");
   stop_ = false;
-  backups_.clear();
+  backups_.assign(1, *journal_);
   start_coordinator(/*resume=*/true);
   for (auto& [name, w] : workers_) w->left = w->left && w->terminated;
   for (auto& [name, w] : workers_) start_worker(*w);

@@ -380,7 +380,7 @@ class Cluster {
   size_t synced_lines_ = 0;  // of metrics_, which survive a crash of the host
   std::vector<bool> after_loss_;  // by line: whether steps were lost before it
   int64_t next_sync_ms_ = 0;
-  std::deque<pb::Durable> backups_;  // of the journal, since the last resume
+  std::deque<pb::Durable> backups_;  // of the journal, since its last end
   std::vector<pb::StepMetrics> metrics_;
   struct Saved {
     uint64_t state;

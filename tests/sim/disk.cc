@@ -165,7 +165,7 @@ void Cluster::put_into_journal(const pb::Durable& d) {
   resuming_ = false;
   synced_lines_ = metrics_.size() - unwritten_lines_;
   constexpr size_t kBackups = 40;
-  if (journal_->phase() < pb::Durable::DONE) backups_.push_back(*journal_);
+  backups_.push_back(*journal_);
   if (backups_.size() > kBackups) backups_.pop_front();
   stats_.generations = std::max(stats_.generations, d.generation());
 }

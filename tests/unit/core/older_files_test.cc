@@ -117,6 +117,37 @@ TEST(OlderJournal, ItsPlanIsNotThatOfANewerGeneration) {
   EXPECT_EQ(events[1].record.event(), "journal_behind");
 }
 
+// The job was resumed after the backup, and its ranks run: whoever is told that
+// it has ended removes its states.
+TEST(OlderJournal, AnEndBeforeTheNewestGenerationIsNotBelieved) {
+  for (const auto phase :
+       {pb::Durable::DONE, pb::Durable::STOPPED, pb::Durable::FAILED}) {
+    Options o = options();
+    pb::Durable& d = o.restored.emplace();
+    d.set_epoch(7);
+    d.set_phase(phase);
+    d.set_generation(1);
+    d.set_stop_requested(phase == pb::Durable::STOPPED);
+    o.recorded_generation = 2;
+    Coordinator core(o);
+    const auto events = all_of<EmitEvent>(core.start(0));
+    EXPECT_EQ(core.durable().phase(), pb::Durable::WAITING);
+    EXPECT_EQ(core.durable().generation(), 2);
+    EXPECT_FALSE(core.durable().stop_requested());
+    ASSERT_GE(events.size(), 2u);
+    EXPECT_EQ(events[1].record.event(), "journal_behind");
+    (void)core.on(report(1, 0, 2), 10);
+    EXPECT_EQ(core.durable().phase(), pb::Durable::WAITING);
+    EXPECT_FALSE(core.ended());
+    // That of the newest generation is.
+    o.recorded_generation = 1;
+    Coordinator ended(o);
+    (void)ended.start(0);
+    EXPECT_EQ(ended.durable().phase(), phase);
+    EXPECT_TRUE(ended.ended());
+  }
+}
+
 // A worker that is told to wait has ended its ranks before. The journal was put
 // back, and the job continues with the next generation.
 TEST(OlderJournal, AGenerationThatHasEndedDoesNotRun) {

@@ -100,6 +100,40 @@ TEST_F(RunFilesTest, OnlyAnEndThatNobodyAskedForIsExplained) {
   }
 }
 
+// The journal was put back from a backup that was made after the end, and the
+// job was resumed in between.
+TEST_F(RunFilesTest, AnEndThatMetricsOrEventsGoBeyondIsNone) {
+  pb::Durable d = state(1);
+  d.set_phase(pb::Durable::DONE);
+  d.set_generation(1);
+  ASSERT_TRUE(older_.persist(d).ok());
+  pb::EventRecord e;
+  e.set_event("job_done");
+  e.set_generation(1);
+  ASSERT_TRUE(older_.append(e).ok());
+  open_again(older_);
+  EXPECT_EQ(older_.check_not_ended(run_).code(), Code::kEnded);
+  e.set_event("mesh");
+  e.set_generation(2);
+  ASSERT_TRUE(older_.append(e).ok());
+  open_again(older_);
+  EXPECT_TRUE(older_.check_not_ended(run_).ok());
+  EXPECT_FALSE(rundir::end_of_run(run_)) << "no event was written";
+  e.set_event("coordinator_restarted");
+  e.set_generation(0);
+  ASSERT_TRUE(older_.append(e).ok());
+  pb::StepMetrics m;
+  m.set_step(1);
+  m.set_loss(1);
+  m.set_generation(2);
+  ASSERT_TRUE(older_.append(m).ok());
+  open_again(older_);
+  EXPECT_TRUE(older_.check_not_ended(run_).ok());
+  core::Options o;
+  older_.tell(run_, &o);
+  EXPECT_EQ(o.recorded_generation, 2);
+}
+
 // The newer one has read the metrics before, and would plan without them.
 TEST_F(RunFilesTest, LinesOfTheOlderCoordinatorEndTheNewerOne) {
   start_newer();
