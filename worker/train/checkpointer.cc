@@ -56,6 +56,10 @@ Checkpointer::Checkpointer(CheckpointerOptions options, FileSystem& fs,
 // Without it an older generation that nobody reaches could remove what this one
 // started from, so a save does not begin before.
 Status Checkpointer::claim() {
+  // A run directory that is gone is not made again.
+  if (!fs_->exists(options_.folder) &&
+      !fs_->exists(parent_path(options_.folder)))
+    return not_found(options_.folder + ": the folder of checkpoints is gone");
   if (world_.rank() != 0 || claimed_) return ok_status();
   RETURN_IF_ERROR(
       manifest::claim(*fs_, options_.folder, options_.manifest.generation()));
@@ -185,10 +189,6 @@ Status Checkpointer::write(int64_t step,
                            uint64_t room) {
   const store::SaveId id{.step = step,
                          .generation = options_.manifest.generation()};
-  // A run directory that is gone is not made again.
-  if (!fs_->exists(options_.folder) &&
-      !fs_->exists(parent_path(options_.folder)))
-    return not_found(options_.folder + ": the folder of checkpoints is gone");
   RETURN_IF_ERROR(claim());
   // Before the first save: it may need the room.
   if (world_.rank() == 0 && !std::exchange(unfinished_removed_, true)) {

@@ -298,13 +298,25 @@ TEST_F(LauncherTest, AnInvalidAssignmentFailsToSpawn) {
   world_->launcher->spawn(a);
   ASSERT_EQ(seen<SpawnFailed>().size(), 1u);
   EXPECT_NE(seen<SpawnFailed>()[0].error.find("stranger"), std::string::npos);
-  world_->launcher->tear_down(world_->generation);
-  pb::Assignment b = assignment(1, "");
-  b.set_run_dir("/proc/nowhere");
-  world_->launcher->spawn(b);
-  ASSERT_EQ(seen<SpawnFailed>().size(), 2u);
-  EXPECT_NE(seen<SpawnFailed>()[1].error.find("/proc/nowhere"),
-            std::string::npos);
+}
+
+// The storage of the run directory may be read-only, stale or not mounted here.
+TEST_F(LauncherTest, RanksThatCannotLogToTheRunDirectoryTrain) {
+  const std::string gone = world_->dir / "gone";
+  for (const std::string& run : {gone, std::string("/proc/nowhere")}) {
+    world_->events.clear();
+    pb::Assignment a = assignment(2, "exit=1@3:65");
+    a.set_run_dir(run);
+    world_->launcher->spawn(a);
+    EXPECT_EQ(seen<RankStarted>().size(), 2u);
+    EXPECT_TRUE(seen<SpawnFailed>().empty());
+    ASSERT_TRUE(run_until_exits(1));
+    const RankExited e = seen<RankExited>()[0];
+    EXPECT_EQ(e.exit_code, 65);
+    EXPECT_EQ(e.last_log, "rank 1 leaves as told") << "from a local file";
+    EXPECT_FALSE(std::filesystem::exists(run)) << "it is not made again";
+    clean_up();
+  }
 }
 
 TEST_F(LauncherTest, ManyGenerationsLeaveNothingBehind) {

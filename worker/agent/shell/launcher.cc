@@ -152,11 +152,8 @@ Status Launcher::start_generation(const pb::Assignment& assignment,
           "WireGuard has no address to tell the other hosts; give --interface "
           "of a network that leads there");
   }
-  const std::string logs =
-      rundir::rank_logs_path(assignment.run_dir(), generation_);
-  Status opened;
-  const auto outputs = open_outputs(logs, placement, &opened);
-  RETURN_IF_ERROR(opened);
+  std::string logs = rundir::rank_logs_path(assignment.run_dir(), generation_);
+  const auto outputs = open_outputs(placement, folders.folder, &logs);
   storage_.start([run = assignment.run_dir(), g = generation_,
                   keep = options_.keep_generations] {
     remove_old_logs(run, g, keep);
@@ -185,24 +182,25 @@ Status Launcher::start_generation(const pb::Assignment& assignment,
   return ok_status();
 }
 
-// Without files, if they do not open in time: then the ranks print to a local
-// file.
+// None of them if they do not open in time. *logs is `local` if they cannot be.
 std::shared_ptr<RankOutputs> Launcher::open_outputs(
-    const std::string& folder, const LocalPlacement& placement,
-    Status* status) {
+    const LocalPlacement& placement, const std::string& local,
+    std::string* logs) {
   std::vector<int> ranks;
   for (const auto& l : placement.local) ranks.push_back(l.rank);
   auto outputs = std::make_shared<RankOutputs>();
   const auto result = std::make_shared<Status>();
-  if (storage_.within(storage_patience_ms_, [folder, ranks, outputs, result] {
-        *result = outputs->open(folder, ranks);
-      })) {
-    *status = *result;
-    return outputs;
-  }
-  log_->warn("storage_hangs", {{"path", folder},
-                               {"generation", generation_},
-                               {"next", "the ranks print to local files"}});
+  const bool ended = storage_.within(storage_patience_ms_,
+                                     [folder = *logs, ranks, outputs, result] {
+                                       *result = outputs->open(folder, ranks);
+                                     });
+  if (ended && result->ok()) return outputs;
+  log_->warn(ended ? "rank_logs_not_opened" : "storage_hangs",
+             {{"path", *logs},
+              {"generation", generation_},
+              {"error", ended ? result->message() : ""},
+              {"next", "the ranks print to local files"}});
+  if (ended) *logs = local;
   return std::make_shared<RankOutputs>();
 }
 

@@ -121,9 +121,9 @@ class Launcher {
   FlightAbout on_exit(Rank& rank, int wait_status);
   void keep_flight(const std::string& folder, const FlightAbout& about,
                    const board::Board& board, int64_t died_ns);
-  std::shared_ptr<RankOutputs> open_outputs(const std::string& folder,
-                                            const LocalPlacement& placement,
-                                            Status* status);
+  std::shared_ptr<RankOutputs> open_outputs(const LocalPlacement& placement,
+                                            const std::string& local,
+                                            std::string* logs);
   std::vector<std::string> tail_of(const RankLogPaths& logs);
   // "" if the networks of all workers are connected now.
   std::string connect_networks(const FenceNetworks& fence);
