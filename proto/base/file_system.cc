@@ -83,20 +83,12 @@ class PosixFileSystem final : public FileSystem {
   }
 
   Result<std::vector<std::string>> list(const std::string& path) override {
-    DIR* dir = ::opendir(path.c_str());
-    if (dir == nullptr) return os_error("list " + path, errno);
-    std::vector<std::string> names;
-    errno = 0;
-    while (const dirent* e = ::readdir(dir)) {
-      const std::string name = e->d_name;
-      if (name != "." && name != "..") names.push_back(name);
-      errno = 0;
-    }
-    const int err = errno;
-    ::closedir(dir);
-    if (err != 0) return os_error("list " + path, err);
-    std::sort(names.begin(), names.end());
-    return names;
+    return names_in(path, 0);
+  }
+
+  Result<std::vector<std::string>> list_folder(
+      const std::string& path) override {
+    return names_in(path, O_NOFOLLOW);
   }
 
   Status look_up(const std::string& path) override {
@@ -136,6 +128,30 @@ class PosixFileSystem final : public FileSystem {
   }
 
  private:
+  static Result<std::vector<std::string>> names_in(const std::string& path,
+                                                   int flags) {
+    const int fd =
+        ::open(path.c_str(), O_RDONLY | O_DIRECTORY | O_CLOEXEC | flags);
+    DIR* dir = fd < 0 ? nullptr : ::fdopendir(fd);
+    if (dir == nullptr) {
+      const int err = errno;
+      if (fd >= 0) ::close(fd);
+      return os_error("list " + path, err);
+    }
+    std::vector<std::string> names;
+    errno = 0;
+    while (const dirent* e = ::readdir(dir)) {
+      const std::string name = e->d_name;
+      if (name != "." && name != "..") names.push_back(name);
+      errno = 0;
+    }
+    const int err = errno;
+    ::closedir(dir);
+    if (err != 0) return os_error("list " + path, err);
+    std::sort(names.begin(), names.end());
+    return names;
+  }
+
   static bool is_dir(const std::string& path) {
     struct stat st = {};
     return ::stat(path.c_str(), &st) == 0 && S_ISDIR(st.st_mode);
@@ -232,7 +248,7 @@ Status remove_all(FileSystem& fs, const std::string& path) {
   // This also removes a link, whatever it leads to, which is somebody else's.
   Status removed = fs.remove(path);
   if (removed.ok()) return removed;
-  const auto names = fs.list(path);
+  const auto names = fs.list_folder(path);
   if (!names.ok()) return removed;  // not a directory
   for (auto name = names->rbegin(); name != names->rend(); ++name)
     RETURN_IF_ERROR(remove_all(fs, path_join(path, *name)));

@@ -90,6 +90,11 @@ class FileSystem {
   virtual Status create_dirs(const std::string& path) = 0;
   // Names in a directory, sorted, without "." and "..".
   virtual Result<std::vector<std::string>> list(const std::string& path) = 0;
+  // The same, but not of a link that leads to a directory.
+  virtual Result<std::vector<std::string>> list_folder(
+      const std::string& path) {
+    return list(path);
+  }
   // Ok if there is something at the path, be it a link that leads nowhere;
   // NotFound if there is nothing. Any other failure leaves that open.
   virtual Status look_up(const std::string& path) = 0;

@@ -46,6 +46,11 @@ class HookedFileSystem final : public FileSystem {
     std::erase_if(names, [&](const auto& n) { return hidden_.contains(n); });
     return names;
   }
+  Result<std::vector<std::string>> list_folder(
+      const std::string& path) override {
+    RETURN_IF_ERROR(hook_("list", path));
+    return fs_->list_folder(path);
+  }
   Status look_up(const std::string& path) override {
     RETURN_IF_ERROR(hook_("look_up", path));
     return fs_->look_up(path);

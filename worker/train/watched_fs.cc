@@ -78,6 +78,10 @@ class WatchedFileSystem final : public FileSystem {
   Result<std::vector<std::string>> list(const std::string& path) override {
     return inner_.list(path);
   }
+  Result<std::vector<std::string>> list_folder(
+      const std::string& path) override {
+    return inner_.list_folder(path);
+  }
   Status look_up(const std::string& path) override {
     return inner_.look_up(path);
   }

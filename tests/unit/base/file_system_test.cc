@@ -86,6 +86,24 @@ TEST(RemoveAll, RemovesLinksAndNotWhatTheyLeadTo) {
   EXPECT_TRUE(fs::exists(archive / "inner"));
 }
 
+// As in a folder that others may not write to, or on a server that fails.
+TEST(RemoveAll, LooksNotBehindALinkThatCannotBeRemoved) {
+  namespace fs = std::filesystem;
+  const testing::TempDir dir;
+  const fs::path archive = fs::path(dir.path()) / "archive";
+  const fs::path folder = fs::path(dir.path()) / "folder";
+  fs::create_directories(archive / "inner");
+  fs::create_directory(folder);
+  fs::create_directory_symlink(archive, folder / "link");
+  HookedFileSystem disk([](const std::string& call, const std::string& path) {
+    return call == "remove" && path.ends_with("/link") ? io_error(path)
+                                                       : ok_status();
+  });
+  EXPECT_EQ(remove_all(disk, folder.string()).code(), Code::kIo);
+  EXPECT_TRUE(fs::exists(archive / "inner"));
+  EXPECT_TRUE(fs::is_symlink(folder / "link"));
+}
+
 // Another member of the group that owns the folder may put a link there.
 TEST(WriteFileAtomically, DoesNotWriteThroughSymbolicLinks) {
   namespace fs = std::filesystem;
