@@ -97,6 +97,7 @@ SendDirective Directives::directive_of(const Inputs& in,
   d.set_report_every_ms(job.elastic().report_every_ms());
   d.set_dead_after_ms(job.elastic().dead_after_ms());
   d.set_job(job.job().name());
+  d.set_run_dir(in.options.run_dir);
   d.set_want_hardware(in.policy.wants_hardware() && !m.hardware_known);
   if (in.retention.keeps_state()) d.set_state_job(durable.state_job());
   return out;

@@ -199,6 +199,7 @@ Status check(const pb::Directive& d) {
   RETURN_IF_ERROR(number("report_every_ms", d.report_every_ms()));
   RETURN_IF_ERROR(number("dead_after_ms", d.dead_after_ms()));
   RETURN_IF_ERROR(text("job", d.job()));
+  RETURN_IF_ERROR(text("run_dir", d.run_dir(), 4 * kMaxText));
   const pb::Assignment& a = d.assignment();
   if (!d.has_assignment()) return ok_status();
   RETURN_IF_ERROR(check(a.mesh()));

@@ -115,9 +115,10 @@ class TinyCoordinator {
       d->set_incarnation(r.incarnation());
       d->set_generation(assignment_.generation());
       d->set_goal(goal_);
-      *d->mutable_assignment() = assignment_;
+      if (assignment_.ranks_size() > 0) *d->mutable_assignment() = assignment_;
       d->set_report_every_ms(50);
       d->set_job("test");
+      d->set_run_dir(assignment_.run_dir());
       d->set_state_job(state_job_);
       server_->send(peers_[worker], e);
     }

@@ -351,6 +351,29 @@ TEST_F(WorkerTest, TheAddressInTheRunDirectoryReplacesASilentOne) {
   EXPECT_EQ(wait("a"), 0);
 }
 
+// So does a spare, which has never had an assignment.
+TEST_F(WorkerTest, ASpareFindsACoordinatorThatMoved) {
+  std::filesystem::create_directories(dir_ / "run");
+  pb::Assignment none;
+  none.set_run_dir(dir_ / "run");
+  TinyCoordinator later(2);
+  {
+    TinyCoordinator c;
+    start(c.address(), "a");
+    ASSERT_TRUE(c.run_until([&] { return c.num_workers() == 1; }));
+    std::ofstream(dir_ / "run/coordinator.addr")
+        << later.address() << "\npid=1\n";
+    c.want(pb::Directive::IDLE, none);
+    ASSERT_TRUE(
+        c.run_until([&] { return c.report("a").coordinator_epoch() == 1; }));
+  }
+  ASSERT_TRUE(later.run_until([&] { return later.num_workers() == 1; }));
+  later.want(pb::Directive::LEAVE, none);
+  ASSERT_TRUE(later.run_until(
+      [&] { return read_proc_stat(pids_["a"])->state == 'Z'; }));
+  EXPECT_EQ(wait("a"), 0);
+}
+
 TEST_F(WorkerTest, ANameServerThatDoesNotAnswerDoesNotStopAWorker) {
   const std::string asked = dir_ / "asked", library = dir_ / "library.so";
   std::filesystem::create_directories(dir_ / "run");

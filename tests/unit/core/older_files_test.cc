@@ -239,11 +239,13 @@ TEST_F(RestoredJournal, AParticipantIsTrustedAtTheStart) {
 TEST(Proofs, EachDirectiveHasTheProofOfItsNumbers) {
   Options o = options();
   o.secret = "s";
+  o.run_dir = "/run";
   Coordinator core(std::move(o));
   (void)core.start(0);
   const auto told = all_of<SendDirective>(core.on(report(1, 0), 10));
   ASSERT_EQ(told.size(), 1u);
   const pb::Directive& d = told[0].directive;
+  EXPECT_EQ(d.run_dir(), "/run") << "where to look for the next coordinator";
   EXPECT_EQ(d.proof(), proof_of("s", d.epoch(), d.generation()));
   EXPECT_NE(d.proof(), proof_of("s", d.epoch(), d.generation() + 1));
   EXPECT_NE(d.proof(), proof_of("s", d.epoch() + 1, d.generation()));

@@ -217,6 +217,7 @@ TEST(Plausible, ADirectiveWithAnImpossibleAssignmentIsRefused) {
       },
       [](auto* d) { d->mutable_assignment()->mutable_mesh()->set_dp(0); },
       [](auto* d) { d->mutable_assignment()->set_run_dir("/run\n"); },
+      [](auto* d) { d->set_run_dir("/run\n"); },
   };
   for (const auto& change : changes) {
     pb::Directive d = good;

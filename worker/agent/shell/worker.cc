@@ -242,12 +242,14 @@ void Worker::on_directive(const pb::Directive& directive) {
       !sound.ok() && std::exchange(dropped_, why) != why)
     log_->warn("directive_dropped", {{"reason", why}});
   const bool counts = sound.ok() && agent_->is_mine(directive);
-  if (counts) heard_ms_ = answered_ms_ = monotonic_ms();
+  if (counts) {
+    heard_ms_ = answered_ms_ = monotonic_ms();
+    coordinator_.set_run(directive.run_dir());
+  }
   if (counts && directive.has_assignment()) {
     // From now on the worker belongs to this job, even if another coordinator
     // answers at the address.
     if (options_.job.empty()) options_.job = directive.job();
-    coordinator_.set_run(directive.assignment().run_dir());
     log_to_run(directive.assignment().run_dir());
   }
   feed(DirectiveReceived{directive});
