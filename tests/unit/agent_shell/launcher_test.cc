@@ -1,13 +1,19 @@
 #include "worker/agent/shell/launcher.h"
 
+#include <dlfcn.h>
 #include <gtest/gtest.h>
+#include <poll.h>
 #include <signal.h>
+#include <sys/syscall.h>
 #include <sys/wait.h>
+#include <unistd.h>
 
+#include <atomic>
 #include <filesystem>
 #include <fstream>
 #include <sstream>
 
+#include "proto/base/child.h"
 #include "proto/base/clock.h"
 #include "proto/base/exit_code.h"
 #include "tests/testing/files.h"
@@ -16,6 +22,25 @@
 #include "tests/testing/temp_dir.h"
 #include "tests/unit/agent_shell/num_entries.h"
 #include "worker/agent/shell/process.h"
+
+namespace {
+std::atomic<bool> g_exec_hangs{false};
+thread_local int64_t g_waited_ms = 0;  // in vain, in poll()
+}  // namespace
+
+// These are called instead of the C library's (ELF symbol interposition).
+extern "C" int execve(const char* path, char* const argv[],
+                      char* const envp[]) noexcept {
+  while (g_exec_hangs) pause();
+  return static_cast<int>(syscall(SYS_execve, path, argv, envp));
+}
+extern "C" int poll(pollfd* fds, nfds_t count, int timeout_ms) {
+  static const auto real =
+      reinterpret_cast<decltype(&poll)>(dlsym(RTLD_NEXT, "poll"));
+  const int ready = real(fds, count, timeout_ms);
+  if (ready == 0) g_waited_ms += timeout_ms;
+  return ready;
+}
 
 namespace remesh::agent {
 namespace {
@@ -317,6 +342,23 @@ TEST_F(LauncherTest, RanksThatCannotLogToTheRunDirectoryTrain) {
     EXPECT_FALSE(std::filesystem::exists(run)) << "it is not made again";
     clean_up();
   }
+}
+
+// The file system that has the trainer may hang. Ranks are started on the
+// thread that reports to the coordinator.
+TEST_F(LauncherTest, ProgramsThatDoNotBeginAreWaitedForOnceInAll) {
+  g_waited_ms = 0;
+  g_exec_hangs = true;
+  world_->launcher->spawn(assignment(4, "steps=1"));
+  g_exec_hangs = false;  // not for those that hang
+  EXPECT_GT(g_waited_ms, 0);
+  EXPECT_LE(g_waited_ms, ChildOptions().patience_ms);
+  EXPECT_EQ(seen<RankStarted>().size(), 4u);
+  clean_up();
+  world_->events.clear();
+  world_->launcher->spawn(assignment(2, "steps=1"));
+  ASSERT_TRUE(run_until_exits(2));
+  for (const RankExited& e : seen<RankExited>()) EXPECT_EQ(e.exit_code, 0);
 }
 
 TEST_F(LauncherTest, ManyGenerationsLeaveNothingBehind) {

@@ -174,6 +174,7 @@ Status Launcher::start_generation(const pb::Assignment& assignment,
     *failed = l.rank;
     ASSIGN_OR_RETURN(env[l.rank], pmix_->register_rank(space_, l.rank));
   }
+  exec_until_ms_ = monotonic_ms() + ChildOptions().patience_ms;
   for (const auto& l : placement.local) {
     *failed = l.rank;
     RETURN_IF_ERROR(start_rank(assignment, l, placement, folders, logs,
@@ -246,6 +247,8 @@ Status Launcher::start_rank(const pb::Assignment& assignment,
     child.output = r.logs.out =
         fmt::format("{}/rank-{}.out", folders.folder, rank);
   child.pass_fd = r.board->fd();
+  child.patience_ms =
+      static_cast<int>(std::max<int64_t>(0, exec_until_ms_ - monotonic_ms()));
   ASSIGN_OR_RETURN(const Child started, start_child(child));
   r.pid = started.pid;
   r.pidfd = started.pidfd;

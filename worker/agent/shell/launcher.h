@@ -155,7 +155,8 @@ class Launcher {
   // How long a result from shared storage is awaited; less than a silence that
   // counts as death.
   int64_t storage_patience_ms_ = 0;
-  uint64_t state_job_ = 0;  // from spawn(); 0: no states are kept
+  int64_t exec_until_ms_ = 0;  // the programs of all ranks are waited for
+  uint64_t state_job_ = 0;     // from spawn(); 0: no states are kept
   // Why ranks cannot reach those of another worker; "" as far as known.
   std::string apart_;
   // Absent: all ranks are of this worker.
