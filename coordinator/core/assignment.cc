@@ -72,6 +72,7 @@ pb::Assignment assign(const Recovery::Decision& decision,
   a.set_run_dir(in.options.run_dir);
   if (!in.options.data_id.empty()) a.set_data_id(in.options.data_id);
   a.set_run_id(view.durable.run_id());
+  if (decision.rescue) a.set_rescue(true);
   if (!placement.ranks.empty())
     a.set_build(
         view.roster.members().at(placement.ranks[0].worker).report.build());

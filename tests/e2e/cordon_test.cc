@@ -2,6 +2,7 @@
 #include <fmt/format.h>
 
 #include "tests/e2e/e2e.h"
+#include "tests/testing/temp_dir.h"
 
 namespace remesh::e2e {
 namespace {
@@ -74,6 +75,35 @@ TEST_F(CordonTest, AHostWithOtherDataIsCordoned) {
       with_mount("--bind '" + other.path() + "' '" + data_path() + "'");
   if (!can_run_with(replaced)) GTEST_SKIP() << "needs mount";
   expect_cordoned({.prefix = replaced}, "on this host is data set");
+}
+
+// It has the only copy of the state, and no rank can train there any more.
+TEST_F(CordonTest, AHostThatLosesItsDataKeepsNoStep) {
+  const std::vector<std::string> own_mounts = {"unshare", "-m"};
+  if (!can_run_with(with_mount("-t tmpfs tmpfs /mnt")))
+    GTEST_SKIP() << "needs mount";
+  make(endless({{"checkpoint.interval", "0"}, {"elastic.max_slots", "1"}}));
+  c().start_coordinator();
+  const Process& bad = c().start_worker({.name = "bad",
+                                         .more = {"--host-name", "bad-host"},
+                                         .prefix = own_mounts});
+  ASSERT_TRUE(c().wait_for_step(5));
+  c().start_worker({.name = "good", .more = {"--host-name", "good-host"}});
+  ASSERT_TRUE(c().wait_for_event("worker_joined", 2));
+  const TempDir empty;
+  const Finished gone =
+      testing::run_program({"nsenter", "-t", std::to_string(bad.pid()), "-m",
+                            "mount", "--bind", empty.path(), data_path()});
+  ASSERT_EQ(gone.exit.code, 0) << gone.output;
+  testing::send_signal(c().rank_pids(1).at(0), SIGKILL);
+  ASSERT_TRUE(c().wait_for_event("host_cordoned"));
+  ASSERT_TRUE(c().wait_for_event("checkpoint"));
+  ASSERT_TRUE(c().wait_for_step(c().last_step() + 10));
+  for (const Json& mesh : c().events_named("mesh"))
+    EXPECT_EQ(lost_steps(mesh), 0) << mesh;
+  stop_in_order();
+  for (const char* w : {"good", "bad"}) expect_exit(c().worker(w), 0);
+  expect_sequence(c().last_step());
 }
 
 }  // namespace

@@ -47,6 +47,8 @@ Status Trainer::train() {
     (void)replicate_last().ok();
     RETURN_IF_ERROR(save_last(/*last=*/true, /*must=*/false, stop));
   }
+  if (!can_train_ && engine_->step() < steps)
+    RETURN_IF_ERROR(stop_without_step(stop));
   while (!stop && engine_->step() < steps) {
     const int64_t step = engine_->step() + 1;
     board_.set_step(step);
@@ -344,6 +346,21 @@ Status Trainer::boundary(const engine::StepVotes& agreed, bool& stop) {
     return ok_status();
   }
   return save_last(last, answer == StopPolicy::Answer::kMustStop, stop);
+}
+
+// What the agreement of a step decides, in a rescue without data.
+Status Trainer::stop_without_step(bool& stop) {
+  while ((board_.request() & kRequestStop) == 0) {
+    board_.tick();
+    std::this_thread::sleep_for(std::chrono::milliseconds(10));
+  }
+  int64_t saves = votes().stop_saves > 0 ? 1 : 0;
+  world_->all_reduce(std::span<int64_t>(&saves, 1), comm::Op::kMax);
+  const Status replicated = replicate_last();
+  if (saves > 0) return save_last(/*last=*/false, /*must=*/true, stop);
+  checkpointer_->abandon_for_handoff();
+  stop = true;
+  return replicated;
 }
 
 // Training continues, but a failure now loses the steps since the last

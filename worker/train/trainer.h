@@ -62,6 +62,7 @@ class Trainer {
   geometry::Shares shares() const;  // of the assignment
   std::vector<std::string> hosts_of_ranks() const;
   Status open_data(int dp_index);
+  const std::string& data_id() const;
   Status make_backend();
   Status build(int rank);
   Status join();
@@ -97,6 +98,7 @@ class Trainer {
   void check_state_kept();
   Status replicate_last();
   Status save_last(bool last, bool must, bool& stop);
+  Status stop_without_step(bool& stop);
   engine::StepVotes votes() const;
   void measure_gemms();
   void trace(int64_t step);
@@ -115,7 +117,8 @@ class Trainer {
   std::unique_ptr<trace::Tracer> tracer_;
   std::unique_ptr<comm::Comm> world_;  // of mpi_, traced
   std::unique_ptr<comm::Mesh> mesh_;
-  std::optional<BatchSource> batches_;
+  std::optional<BatchSource> batches_;  // absent: a rescue without data
+  bool can_train_ = true;               // no rank lacks its data
   std::unique_ptr<kernels::Backend> backend_;
   model::Dtype dtype_ = model::Dtype::kFp32;  // of the operands of GEMMs
   std::optional<geometry::ParamTable> table_;

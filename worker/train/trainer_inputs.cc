@@ -27,7 +27,7 @@ Status check_data(const data::Dataset& here, const std::string& id,
 // the initial ones, that rank 0 reads.
 Status Trainer::check_inputs() {
   std::array<char, 256> first{};
-  const std::string& id = batches_->dataset().data_id();
+  const std::string& id = data_id();
   const std::string& mine =
       engine_->base() != nullptr ? base_fingerprint_ : init_fingerprint_;
   CHECK(id.size() + mine.size() + 2 < first.size());
@@ -38,12 +38,22 @@ Status Trainer::check_inputs() {
   world_->broadcast(std::as_writable_bytes(std::span(first)), 0);
   const std::string data(first.data());
   const std::string weights(&first.at(data.size() + 1));
-  RETURN_IF_ERROR(check_data(batches_->dataset(), data, "rank 0"));
+  if (batches_)
+    RETURN_IF_ERROR(check_data(batches_->dataset(), data, "rank 0"));
+  if (assignment_.rescue()) {
+    int64_t lacking = batches_ ? 0 : 1;
+    world_->all_reduce(std::span<int64_t>(&lacking, 1), comm::Op::kMax);
+    can_train_ = lacking == 0;
+  }
   if (weights == mine) return ok_status();
   return unavailable(fmt::format(
       "model.init_from: {} on this host has the weights {}, that of rank 0 {}; "
       "put the same ones there",
       jobfile::init_path(job_.model()), mine, weights));
+}
+
+const std::string& Trainer::data_id() const {
+  return batches_ ? batches_->dataset().data_id() : assignment_.data_id();
 }
 
 Status Trainer::open_data(int dp_index) {

@@ -151,7 +151,12 @@ Status Trainer::make_backend() {
 // Prepares everything that needs no peer.
 Status Trainer::prepare(int rank) {
   const int64_t began_ms = monotonic_ms();
-  RETURN_IF_ERROR(open_data(layout_.coord(rank).dp));
+  if (Status s = open_data(layout_.coord(rank).dp); !s.ok()) {
+    // A state can be saved without the data, if it is known what they are.
+    if (!assignment_.rescue() || assignment_.data_id().empty()) return s;
+    batches_.reset();
+    log_.warn("rescue_without_data", {{"error", s.to_string()}});
+  }
   RETURN_IF_ERROR(build(rank));
   base_fingerprint_ = job_.lora().base_fingerprint();
   if (engine::FrozenBase* const base = engine_->base())
@@ -339,7 +344,7 @@ Status Trainer::restore_state() {
   const auto m = load_checkpoint(*fs_, source.path(), source.step(),
                                  {.model = table_->config(),
                                   .seed = t.seed(),
-                                  .data_id = batches_->dataset().data_id(),
+                                  .data_id = data_id(),
                                   .global_batch_size = t.global_batch_size(),
                                   .seq_len = t.seq_len(),
                                   .base_fingerprint = base_fingerprint_},
@@ -411,7 +416,7 @@ void Trainer::make_checkpointer() {
     manifest.set_base_fingerprint(base_fingerprint_);
   }
   manifest.set_seed(t.seed());
-  manifest.set_data_id(batches_->dataset().data_id());
+  manifest.set_data_id(data_id());
   if (assignment_.run_id() != 0) manifest.set_run_id(assignment_.run_id());
   manifest.set_global_batch_size(t.global_batch_size());
   manifest.set_seq_len(t.seq_len());

@@ -15,6 +15,7 @@
 #include "tests/testing/seed.h"
 #include "tests/testing/small_disk.h"
 #include "tests/unit/train/trainer_fixture.h"
+#include "worker/data/dataset.h"
 
 namespace remesh::train {
 namespace {
@@ -119,6 +120,41 @@ TEST_F(MemoryTest, AHandoffKeepsTheStateAndSavesNothing) {
   const Ended saved = run(own, hand_over);
   ASSERT_EQ(saved.code, 0) << output();
   EXPECT_EQ(saved.board.checkpoint_step, saved.board.committed_step);
+}
+
+// The data set is gone from the only host that has the state.
+TEST_F(MemoryTest, ARescueSavesTheStateWithoutTheData) {
+  pb::RankSpec s = alone({"train.steps=5000", "checkpoint.interval=0"});
+  const auto stop_at = [](int64_t step, uint32_t request) {
+    return [=](const Snapshot& now, Board& board, RankProcess&) {
+      if (now.committed_step >= step) board.set_request(request);
+    };
+  };
+  const uint32_t hand_over = kRequestStop | kRequestHandoff;
+  ASSERT_EQ(run(s, stop_at(3, hand_over)).code, 0) << output();
+  from_memory(s, {"a"});
+  const int64_t at = s.assignment().source().step();
+  const auto dataset = data::Dataset::open(dir_ + "/data");
+  ASSERT_TRUE(dataset.ok());
+  s.mutable_assignment()->set_data_id(dataset->data_id());
+  std::filesystem::remove_all(dir_ + "/data");
+  EXPECT_NE(run(s).code, 0) << "to train, it needs them";
+
+  s.mutable_assignment()->set_rescue(true);
+  Ended e = run(s, stop_at(at, hand_over));
+  ASSERT_EQ(e.code, 0) << output();
+  EXPECT_FALSE(std::filesystem::exists(checkpoint(at)));
+  from_memory(s, {"a"});
+  EXPECT_EQ(s.assignment().source().step(), at);
+  e = run(s, stop_at(at, kRequestStop));
+  ASSERT_EQ(e.code, 0) << output();
+  EXPECT_TRUE(e.steps.empty());
+  EXPECT_EQ(e.board.committed_step, at);
+  EXPECT_EQ(e.board.checkpoint_step, at);
+  const auto m =
+      manifest::read_checkpoint(*posix_file_system(), checkpoint(at));
+  ASSERT_TRUE(m.ok()) << m.status().to_string();
+  EXPECT_EQ(m->data_id(), dataset->data_id());
 }
 
 TEST_F(MemoryTest, ABadSourceInMemoryIsNamed) {
