@@ -141,6 +141,19 @@ bool is_alike(const pb::Cordon& c, const Failure& f) {
   return c.exit_code() == code_of(f);
 }
 
+std::optional<int64_t> rescue_wait_ms(int64_t failures,
+                                      const pb::Elastic& elastic) {
+  constexpr int64_t kFirstMs = 10'000;
+  if (failures < elastic.max_same_failures()) return 0;
+  int64_t wait_ms = kFirstMs, waited_ms = 0;
+  for (int64_t n = elastic.max_same_failures(); n < failures; ++n) {
+    waited_ms += wait_ms;
+    wait_ms *= 2;
+    if (waited_ms >= kRescueMs) return std::nullopt;
+  }
+  return wait_ms;
+}
+
 bool is_cordoned(const pb::HostFaults& faults, const std::string& host) {
   return is_apart(faults.link_search(), host) ||
          std::any_of(faults.cordons().begin(), faults.cordons().end(),

@@ -10,6 +10,7 @@
 #pragma once
 
 #include <cstdint>
+#include <optional>
 #include <set>
 #include <string>
 #include <vector>
@@ -50,6 +51,14 @@ bool failed_alike(const pb::HostFaults& faults, const std::string& host,
 // Whether ranks failed in the same way on that host: with the same one of the
 // exit codes that say why (cause.h), or with none of them.
 bool is_alike(const pb::Cordon& cordon, const Failure& failure);
+
+// A rescue uses a cordoned host that alone holds the newest state: at once, up
+// to elastic.max_same_failures failures there, and then for at least this time
+// in all, since what its ranks lack may come back.
+inline constexpr int64_t kRescueMs = 60'000;
+// After that many failures, how long it waits; nothing: it is too late.
+std::optional<int64_t> rescue_wait_ms(int64_t failures,
+                                      const pb::Elastic& elastic);
 
 bool is_cordoned(const pb::HostFaults& faults, const std::string& host);
 // Why no ranks are placed on the host; "" if it is not cordoned.

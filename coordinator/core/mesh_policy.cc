@@ -36,17 +36,26 @@ MeshPolicy::MeshPolicy(const pb::Job& job,
 
 // --------------------------------------------------------------- placement
 
-// A rescue may need what only a cordoned host holds, a few times.
-bool MeshPolicy::is_set_aside(const pb::HostFaults& faults,
-                              const std::string& host, bool everyone) const {
-  const int64_t most = job_.elastic().max_same_failures();
+std::optional<int64_t> MeshPolicy::rescue_in_ms(const ClusterView& view,
+                                                const std::string& host) const {
+  const pb::HostFaults& faults = view.durable.host_faults();
   if (is_apart(faults.link_search(), host) &&
-      (!everyone || faults.link_search().failures() >= most))
-    return true;
-  const auto& all = faults.cordons();
-  return std::any_of(all.begin(), all.end(), [&](const pb::Cordon& c) {
-    return c.host() == host && (!everyone || c.failures() >= most);
-  });
+      faults.link_search().failures() >= job_.elastic().max_same_failures())
+    return std::nullopt;
+  int64_t in_ms = 0;
+  for (const pb::Cordon& c : faults.cordons()) {
+    if (c.host() != host) continue;
+    const auto wait_ms = rescue_wait_ms(c.failures(), job_.elastic());
+    if (!wait_ms) return std::nullopt;
+    in_ms = std::max(in_ms, *wait_ms - (view.now_ms - view.phase_since_ms));
+  }
+  return in_ms;
+}
+
+bool MeshPolicy::is_set_aside(const ClusterView& view, const std::string& host,
+                              bool everyone) const {
+  return everyone ? rescue_in_ms(view, host) != 0
+                  : is_cordoned(view.durable.host_faults(), host);
 }
 
 bool MeshPolicy::is_usable(const ClusterView& view, const Roster::Member& m,
@@ -56,7 +65,7 @@ bool MeshPolicy::is_usable(const ClusterView& view, const Roster::Member& m,
                                                 job_.elastic().join_window_ms();
   return m.alive && m.reported && !m.sent_away && m.report.slots() >= 0 &&
          (everyone || !m.leaving()) && (everyone || stays) &&
-         !is_set_aside(view.durable.host_faults(), m.report.host(), everyone);
+         !is_set_aside(view, m.report.host(), everyone);
 }
 
 std::vector<std::string> MeshPolicy::builds(const ClusterView& view,
@@ -156,8 +165,7 @@ std::optional<planner::Placement> MeshPolicy::place_as_before(
     const Roster::Member* m = view.roster.find_alive(p.worker());
     if (m == nullptr || m->sent_away || m->report.slots() <= p.local_slot() ||
         m->report.build() != a.build() ||
-        is_set_aside(view.durable.host_faults(), m->report.host(),
-                     /*everyone=*/true))
+        is_set_aside(view, m->report.host(), /*everyone=*/true))
       return std::nullopt;
     out.ranks.push_back({.rank = p.rank(),
                          .worker = p.worker(),

@@ -67,6 +67,10 @@ class MeshPolicy {
                                              const std::string& build,
                                              const std::set<std::string>& hosts,
                                              int fewer) const;
+  // How long no rescue may use the host, from now; nothing: ranks failed there
+  // too often.
+  std::optional<int64_t> rescue_in_ms(const ClusterView& view,
+                                      const std::string& host) const;
   // The builds of the workers that can be used. Ranks of two builds are never
   // mixed in a mesh: the first build is used, which offers the most slots or,
   // among equals, runs now. everyone: with those of workers that are leaving.
@@ -104,7 +108,7 @@ class MeshPolicy {
 
  private:
   // Whether no ranks are placed on the host now.
-  bool is_set_aside(const pb::HostFaults& faults, const std::string& host,
+  bool is_set_aside(const ClusterView& view, const std::string& host,
                     bool everyone) const;
   bool is_usable(const ClusterView& view, const Roster::Member& member,
                  bool everyone) const;

@@ -371,7 +371,7 @@ Recovery::Decision Recovery::decide(const Inputs& in,
             fmt::format("{} on the workers that hold the state",
                         best.placement.layout.to_string());
     }
-    if (await_holders(in, best.choice, &out)) return out;
+    if (await_newer(candidates, in, best.choice, &out)) return out;
   }
   const StateChoice& c = best.choice;
   const std::string missing = missing_checkpoint(in, c.step);

@@ -97,6 +97,7 @@ class Recovery {
                const std::set<std::string>& missing) const;
   void begin_generation() {
     awaited_.clear();
+    awaits_rescue_ = false;
     listing_late_since_ms_ = -1;
   }
   // Null if it was made without one.
@@ -123,7 +124,13 @@ class Recovery {
                                      const std::string& build) const;
   std::string no_checkpoint(const Inputs& in) const;
   std::string missing_checkpoint(const Inputs& in, int64_t chosen) const;
+  // Whether a newer state than the best that can be read now may come within
+  // reach soon (rescue_wait.cc).
+  bool await_newer(const Candidates& candidates, const Inputs& in,
+                   const StateChoice& best, Decision* out);
   bool await_holders(const Inputs& in, const StateChoice& best, Decision* out);
+  bool await_rescue(const Candidates& candidates, const Inputs& in,
+                    const StateChoice& best, Decision* out);
   int64_t time_left_ms(const ClusterView& v) const {  // to wait for holders
     return awaited_until_ms_ + v.roster.absent_ms() - v.now_ms;
   }
@@ -135,6 +142,7 @@ class Recovery {
   std::set<std::string> awaited_;
   int64_t awaited_until_ms_ = 0;  // less roster.absent_ms(), which adds to it
   int64_t listing_late_since_ms_ = -1;
+  bool awaits_rescue_ = false;
 };
 
 }  // namespace remesh::core

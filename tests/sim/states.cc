@@ -386,10 +386,10 @@ void Cluster::check_lost(const pb::Durable& d) {
       gone.insert(w.host);
   }
   const auto& e = job_.elastic();
-  // No rescue is tried on hosts where ranks failed that often.
+  // No rescue is tried any more on hosts where ranks failed that often.
   const pb::HostFaults& faults = d.host_faults();
   for (const pb::Cordon& c : faults.cordons())
-    if (c.failures() >= e.max_same_failures() && hosts.contains(c.host()))
+    if (!core::rescue_wait_ms(c.failures(), e) && hosts.contains(c.host()))
       gone.insert(c.host());
   for (const std::string& host : faults.link_search().apart())
     if (faults.link_search().failures() >= e.max_same_failures())

@@ -280,7 +280,18 @@ TEST(MeshPolicy, ARescueMayUseACordonedHostAFewTimes) {
   for (int i = 1; i < small_job().elastic().max_same_failures(); ++i)
     suspect("host-a", "", {}, 0, 0, f.durable.mutable_host_faults());
   cordon("host-a", "", {.what = "x"}, 0, f.durable.mutable_host_faults());
-  EXPECT_FALSE(f.policy.place_on(f.view(), "", {"host-a"}, 0));
+  EXPECT_FALSE(f.policy.place_on(f.view(), "", {"host-a"}, 0)) << "later";
+  int64_t waited_ms = 0;
+  while (const auto wait_ms = f.policy.rescue_in_ms(f.view(), "host-a")) {
+    EXPECT_GT(*wait_ms, 0);
+    EXPECT_FALSE(f.policy.place_on(f.view(*wait_ms - 1), "", {"host-a"}, 0));
+    EXPECT_TRUE(f.policy.place_on(f.view(*wait_ms), "", {"host-a"}, 0));
+    waited_ms += *wait_ms;
+    suspect("host-a", "", {}, 0, 0, f.durable.mutable_host_faults());
+    cordon("host-a", "", {.what = "x"}, 0, f.durable.mutable_host_faults());
+  }
+  EXPECT_GE(waited_ms, kRescueMs);
+  EXPECT_FALSE(f.policy.place_on(f.view(10 * kRescueMs), "", {"host-a"}, 0));
 }
 
 TEST(MeshPolicy, StaysWhereTheNextMeshWouldBe) {

@@ -244,6 +244,42 @@ TEST_F(MemoryRecovery, ARescueUsesNoCordonedHostWhereOthersHoldTheState) {
             (std::set<std::string>{"host-c", "host-d"}));
 }
 
+// Ranks do not start on the hosts that hold the state, as where their data set
+// is gone.
+TEST_F(MemoryRecovery, HostsWhereRanksFailAreTriedAgainBeforeAnOlderState) {
+  holds("a", 0);
+  holds("b", 1);
+  roster_.on_report(report("c", ++seq_), durable_, kSilentMs, 0);
+  durable_.mutable_mesh_request()->set_scale(1);
+  pb::HostFaults* faults = durable_.mutable_host_faults();
+  const auto fail = [&] {
+    for (const char* host : {"host-a", "host-b"}) {
+      suspect(host, "", {}, 0, 0, faults);
+      cordon(host, "", {.what = "no data"}, 0, faults);
+    }
+    recovery_.begin_generation();
+  };
+  for (int i = 0; i < 3; ++i) {
+    EXPECT_TRUE(decide().rescue);
+    fail();
+  }
+  const Recovery::Decision first = decide();
+  ASSERT_EQ(first.kind, Kind::kWait);
+  EXPECT_NE(first.why.find("host-a (cordoned: no data)"), std::string::npos)
+      << first.why;
+  EXPECT_GT(first.rescan_ms, 0);
+  EXPECT_EQ(decide({}, 200).why, "") << "it is said once";
+  const Recovery::Decision again = decide({}, kRescueMs);
+  ASSERT_EQ(again.kind, Kind::kRestore);
+  EXPECT_TRUE(again.rescue);
+  EXPECT_EQ(again.source.step(), 10);
+  for (int i = 0; i < 3; ++i) fail();
+  const Recovery::Decision last = decide();
+  ASSERT_EQ(last.kind, Kind::kRestore);
+  EXPECT_FALSE(last.rescue);
+  EXPECT_EQ(last.source.path(), "step-5");
+}
+
 TEST_F(MemoryRecovery, WithoutARescueTheCheckpointIsUsed) {
   holds("a", 0);
   durable_.mutable_mesh_request()->set_scale(1);
