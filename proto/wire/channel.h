@@ -33,6 +33,7 @@
 #include <string>
 #include <vector>
 
+#include "proto/base/clock.h"
 #include "proto/base/status.h"
 #include "proto/control.pb.h"
 #include "proto/wire/keys.h"
@@ -83,6 +84,8 @@ struct ServerKeys {
   // key on the ticket is allowed now. Unavailable or Exhausted: not yet, and
   // the client does not count as refused. May be null: no ticket is good.
   std::function<Status(const std::string& key, const Ticket& ticket)> enrol;
+  // The clock that tickets are judged by, which clients are told.
+  std::function<double()> clock = unix_seconds;
 };
 
 struct ClientKeys {

@@ -2,6 +2,7 @@
 #include <sys/socket.h>
 
 #include <algorithm>
+#include <charconv>
 #include <utility>
 #include <zmq.hpp>
 
@@ -147,11 +148,12 @@ class ClientImpl : public Client {
     if (retry_at_ms_ >= 0 && now >= retry_at_ms_) reconnect();
     if (!joining_ || now < ticket_at_ms_) return;
     ticket_at_ms_ = now + kRetryMs;
-    (void)send_frame(encode_note(ticket_text(
-        {.public_key = keys_->own.public_key,
-         .worker = keys_->enrolment->worker,
-         .job = keys_->enrolment->job,
-         .expires = static_cast<int64_t>(unix_seconds()) + kTicketGoodForS})));
+    (void)send_frame(encode_note(
+        ticket_text({.public_key = keys_->own.public_key,
+                     .worker = keys_->enrolment->worker,
+                     .job = keys_->enrolment->job,
+                     .expires = static_cast<int64_t>(unix_seconds()) +
+                                ahead_s_ + kTicketGoodForS})));
   }
 
   void take_event(int number) {
@@ -229,7 +231,17 @@ class ClientImpl : public Client {
         refused_since_ms_ = -1;
       else
         note_refusal();
+      take_time(note["time"]);
     }
+  }
+
+  // Another clock than the server's does not make the next ticket look expired.
+  void take_time(const std::string& text) {
+    constexpr int64_t kLatest = int64_t{1} << 53;
+    int64_t time = 0;
+    std::from_chars(text.data(), text.data() + text.size(), time);
+    if (time > 0 && time < kLatest)
+      ahead_s_ = time - static_cast<int64_t>(unix_seconds());
   }
 
   std::optional<ClientKeys> keys_;
@@ -249,6 +261,7 @@ class ClientImpl : public Client {
   int64_t refused_since_ms_ = -1;
   int64_t retry_at_ms_ = -1;
   int64_t ticket_at_ms_ = 0;
+  int64_t ahead_s_ = 0;  // the server's clock, if it refused a ticket
 };
 
 }  // namespace

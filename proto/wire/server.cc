@@ -295,11 +295,13 @@ class ServerImpl : public Server {
       admitted = keys_.enrol(from.key, *ticket);
     const bool later = admitted.code() == Code::kUnavailable ||
                        admitted.code() == Code::kExhausted;
-    (void)send_frame(from.peer,
-                     encode_note(section_text(
-                         {{"note", admitted.ok() ? "admitted" : "refused"},
-                          {"reason", admitted.message()},
-                          {"retry", later ? "yes" : ""}})));
+    (void)send_frame(
+        from.peer,
+        encode_note(section_text(
+            {{"note", admitted.ok() ? "admitted" : "refused"},
+             {"reason", admitted.message()},
+             {"time", std::to_string(static_cast<int64_t>(keys_.clock()))},
+             {"retry", later ? "yes" : ""}})));
   }
 
   // The monitor reports descriptors, messages name peers. A frame carries the

@@ -43,9 +43,11 @@ class KeysTest : public ::testing::Test {
 
   void start(const std::string& address = "tcp://127.0.0.1:0") {
     auto bound = Server::bind(
-        address, ServerKeys{server_, [this](const auto& key, const auto& t) {
+        address, ServerKeys{server_,
+                            [this](const auto& key, const auto& t) {
                               return enrol(key, t);
-                            }});
+                            },
+                            [this] { return unix_seconds() + ahead_s_; }});
     ASSERT_TRUE(bound.ok()) << bound.status().message();
     bound_ = std::move(bound).value();
     bound_->allow({member_.public_key, join_.public_key});
@@ -53,8 +55,10 @@ class KeysTest : public ::testing::Test {
 
   Status enrol(const std::string& key, const Ticket& ticket) {
     if (key != join_.public_key) return invalid_argument("not a job secret");
-    if (static_cast<double>(ticket.expires) < unix_seconds())
-      return invalid_argument("the ticket has expired");
+    const double left_s =
+        static_cast<double>(ticket.expires) - unix_seconds() - ahead_s_;
+    if (left_s < 0 || left_s > 2 * kTicketGoodForS)
+      return unavailable("the clock is wrong");
     RETURN_IF_ERROR(later_);
     admitted_.push_back(ticket);
     bound_->allow({member_.public_key, join_.public_key, ticket.public_key});
@@ -116,7 +120,8 @@ class KeysTest : public ::testing::Test {
   const KeyPair join_ = new_key_pair();
   KeyPair server_ = new_key_pair();
   std::vector<Ticket> admitted_;
-  Status later_;  // of tickets that are good otherwise
+  Status later_;        // of tickets that are good otherwise
+  double ahead_s_ = 0;  // the server's clock
   std::unique_ptr<Server> bound_;
 };
 
@@ -320,6 +325,18 @@ TEST_F(TicketTest, ATicketThatIsRefusedForNowIsPresentedAgain) {
   later_ = ok_status();
   EXPECT_TRUE(hears(client.get()));
   EXPECT_FALSE(client->refused());
+}
+
+// Nobody has to set a clock right for a worker to join.
+TEST_F(TicketTest, TheClockOfTheServerIsUsed) {
+  for (const double hours : {2, -2}) {
+    bound_.reset();
+    ahead_s_ = 3600 * hours;
+    start();
+    auto client = enrolling(new_key_pair(), join_);
+    EXPECT_TRUE(hears(client.get())) << hours;
+    EXPECT_FALSE(client->refused());
+  }
 }
 
 // A member that is no job secret, with a copied ticket.
