@@ -9,8 +9,8 @@
 // the protocol repeats them (control.proto). Frames are limited in size and in
 // the number of their elements, and so is what waits in the queues.
 //
-// A connection that is silent for kSilenceMs, or for what the server was told
-// (ZMTP heartbeats, answered by ZeroMQ's own thread), counts as broken. A
+// A connection that is silent for kSilenceMs, or for what an end was told (ZMTP
+// heartbeats, answered by ZeroMQ's own thread), counts as broken. A
 // client reconnects by itself, at least every 200 ms. The destructor waits up
 // to half a second for pending messages to be sent.
 //
@@ -155,10 +155,12 @@ class Client {
   // Connects in the background, and again whenever the connection breaks;
   // messages sent meanwhile wait in a short queue. Fails only on a malformed
   // address. `keys`: nullopt for none. `only_ipv6`: has_only_ipv6(address);
-  // nullopt to find that out first.
+  // nullopt to find that out first. A server that is silent for `silence_ms` is
+  // lost.
   static Result<std::unique_ptr<Client>> connect(
       const std::string& address, const std::optional<ClientKeys>& keys,
-      std::optional<bool> only_ipv6 = std::nullopt);
+      std::optional<bool> only_ipv6 = std::nullopt,
+      int silence_ms = kSilenceMs);
   virtual ~Client() = default;
   virtual int fd() const = 0;
   virtual std::optional<pb::Envelope> receive() = 0;

@@ -38,11 +38,11 @@ class ClientImpl : public Client {
     monitor_.set(zmq::sockopt::linger, 0);
   }
 
-  Status start(const std::string& address, bool only_ipv6) {
+  Status start(const std::string& address, bool only_ipv6, int silence_ms) {
     if (!ready_.ok()) return errno_error("connect to " + address, errno);
     address_ = address;
     if (only_ipv6) socket_.set(zmq::sockopt::ipv6, true);
-    set_common_options(socket_.handle(), address, kMaxAnswerBytes, kSilenceMs);
+    set_common_options(socket_.handle(), address, kMaxAnswerBytes, silence_ms);
     socket_.set(zmq::sockopt::sndhwm, kClientQueue);
     socket_.set(zmq::sockopt::reconnect_ivl, kReconnectMs);
     socket_.set(zmq::sockopt::reconnect_ivl_max, kReconnectMaxMs);
@@ -284,12 +284,12 @@ bool has_only_ipv6(const std::string& address) {
 
 Result<std::unique_ptr<Client>> Client::connect(
     const std::string& address, const std::optional<ClientKeys>& keys,
-    std::optional<bool> only_ipv6) {
+    std::optional<bool> only_ipv6, int silence_ms) {
   RETURN_IF_ERROR(check_address(address));
   try {
     auto client = std::make_unique<ClientImpl>(keys);
     RETURN_IF_ERROR(client->start(
-        address, only_ipv6 ? *only_ipv6 : has_only_ipv6(address)));
+        address, only_ipv6 ? *only_ipv6 : has_only_ipv6(address), silence_ms));
     return std::unique_ptr<Client>(std::move(client));
   } catch (const zmq::error_t& e) {
     return internal("zeromq, " + address + ": " + e.what());

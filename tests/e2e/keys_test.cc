@@ -215,7 +215,7 @@ TEST_F(KeysTest, AJobSecretAdmitsWorkers) {
   const std::map<std::string, size_t> since = {{"w1", log_of("w1").size()},
                                                {"w2", log_of("w2").size()}};
   expect_done({"key", "rotate", "batch", c().run_dir()});
-  expect_in_logs_of_workers("keys_changed", since);
+  expect_in_logs_of_workers("connection_replaced", since);
   expect_done({"key", "revoke", "batch-old", c().run_dir()});
   expect_undisturbed(generation);
   // A name that the secret does not admit, and the secret of another job.

@@ -43,6 +43,9 @@ class TinyCoordinator {
   // The state job of later directives; 0: no states are kept.
   void set_state_job(uint64_t job) { state_job_ = job; }
 
+  // How long later directives say that it waits for a silent worker.
+  void set_dead_after_ms(int64_t ms) { dead_after_ms_ = ms; }
+
   // The goal of later directives to all workers.
   void want(pb::Directive::Goal goal, const pb::Assignment& assignment) {
     goal_ = goal;
@@ -120,6 +123,7 @@ class TinyCoordinator {
       d->set_job("test");
       d->set_run_dir(assignment_.run_dir());
       d->set_state_job(state_job_);
+      d->set_dead_after_ms(dead_after_ms_);
       server_->send(peers_[worker], e);
     }
   }
@@ -128,6 +132,7 @@ class TinyCoordinator {
   std::unique_ptr<wire::Server> server_;
   uint64_t seq_ = 0;
   uint64_t state_job_ = 0;
+  int64_t dead_after_ms_ = 2000;
   int64_t told_ms_ = 0;
   int num_fences_ = 0;
   std::set<std::pair<int64_t, int64_t>> complete_;

@@ -374,6 +374,21 @@ TEST_F(WorkerTest, ASpareFindsACoordinatorThatMoved) {
   EXPECT_EQ(wait("a"), 0);
 }
 
+TEST_F(WorkerTest, ItsConnectionIsAsPatientAsTheCoordinator) {
+  TinyCoordinator c;
+  c.set_dead_after_ms(20'000);
+  start(c.address(), "a");
+  ASSERT_TRUE(c.run_until([&] {
+    return output("a").find("silence_ms=20000") != std::string::npos;
+  })) << output("a");
+  const uint64_t seq = c.report("a").seq();
+  EXPECT_TRUE(c.run_until([&] { return c.report("a").seq() > seq + 3; }));
+  c.want(pb::Directive::LEAVE, pb::Assignment());
+  ASSERT_TRUE(
+      c.run_until([&] { return read_proc_stat(pids_["a"])->state == 'Z'; }));
+  EXPECT_EQ(wait("a"), 0);
+}
+
 TEST_F(WorkerTest, ANameServerThatDoesNotAnswerDoesNotStopAWorker) {
   const std::string asked = dir_ / "asked", library = dir_ / "library.so";
   std::filesystem::create_directories(dir_ / "run");

@@ -804,6 +804,22 @@ TEST(Channel, AClientLearnsTheVersionOfItsServer) {
   EXPECT_EQ(client->foreign_version(), kVersion + 1);
 }
 
+// It answers no heartbeat.
+TEST(Channel, ASilentServerIsLostAfterTheClientsOwnLimit) {
+  RawServer calm, dull;
+  auto patient = std::move(Client::connect(calm.address(), std::nullopt, false,
+                                           /*silence_ms=*/600'000))
+                     .value();
+  auto strict = std::move(Client::connect(dull.address(), std::nullopt, false,
+                                          /*silence_ms=*/200))
+                    .value();
+  RawPeer a = calm.accept(), b = dull.accept();
+  a.handshake();
+  b.handshake();
+  EXPECT_TRUE(b.closed_within(60'000));
+  EXPECT_FALSE(a.closed_within(kSilenceMs + 2000));
+}
+
 // A server with keys may have closed before the client has read its greeting.
 TEST(Channel, AClientWithoutAKeyLearnsThatItIsRefused) {
   RawServer server;

@@ -245,6 +245,7 @@ void Worker::on_directive(const pb::Directive& directive) {
   if (counts) {
     heard_ms_ = answered_ms_ = monotonic_ms();
     coordinator_.set_run(directive.run_dir());
+    be_as_patient(directive.dead_after_ms());
   }
   if (counts && directive.has_assignment()) {
     // From now on the worker belongs to this job, even if another coordinator

@@ -89,6 +89,8 @@ class Worker {
   void open_client(const Route& route);
   wire::KeyChoice key_choice() const;
   void take_keys(const Keys& keys, int64_t now_ms);
+  void be_as_patient(int64_t dead_after_ms);
+  void open_next(const std::optional<wire::ClientKeys>& keys);
   void use_next_client();
   void disconnect();
   void on_message();
@@ -132,6 +134,7 @@ class Worker {
   std::unique_ptr<wire::Client> client_;
   std::string address_;     // of the coordinator that client_ connects to
   bool only_ipv6_ = false;  // its host
+  int silence_ms_ = wire::kSilenceMs;  // after which it is lost
   // The way to address_, which a thread looks for: a name server may be down.
   std::shared_ptr<Background<Route>> route_;
   // With a new key, until it is open; with the key before, until the

@@ -1,6 +1,7 @@
 // How a worker finds its coordinator, and with which keys it talks to it.
 #include <fmt/format.h>
 
+#include <algorithm>
 #include <utility>
 
 #include "proto/base/clock.h"
@@ -64,20 +65,35 @@ void Worker::take_keys(const Keys& keys, int64_t now_ms) {
   const bool same = keys->has_value() && used_ && (*keys)->own == used_->own &&
                     (*keys)->enrolment == used_->enrolment;
   if (same && now_ms - heard_ms_ < kLookAgainMs) return;
-  auto next = wire::Client::connect(address_, *keys, only_ipv6_);
-  if (!next.ok()) return;
-  next_ = std::move(next).value();
-  used_ = *keys;
+  open_next(*keys);
 }
 
-// The connection with the new key takes over once it is open, and the one
-// before ends when the coordinator has answered: it must not miss the worker.
+// A connection that this end closes is a loss to the coordinator, so it waits
+// as long for a sign of it as the coordinator does for one of the worker.
+void Worker::be_as_patient(int64_t dead_after_ms) {
+  constexpr int64_t kMostMs = 3'600'000;
+  const auto ms = static_cast<int>(
+      std::clamp<int64_t>(dead_after_ms, wire::kSilenceMs, kMostMs));
+  if (std::exchange(silence_ms_, ms) != ms && client_) open_next(used_);
+}
+
+void Worker::open_next(const std::optional<wire::ClientKeys>& keys) {
+  auto next = wire::Client::connect(address_, keys, only_ipv6_, silence_ms_);
+  if (!next.ok()) return;
+  next_ = std::move(next).value();
+  used_ = keys;
+}
+
+// The next connection takes over once it is open, and the one before ends when
+// the coordinator has answered: it must not miss the worker.
 void Worker::use_next_client() {
   if (!next_) return;
   (void)next_->receive();
   if (!next_->connected()) return;
-  log_->info("keys_changed", {{"coordinator", address_},
-                              {"key", used_ ? used_->own.public_key : "none"}});
+  log_->info("connection_replaced",
+             {{"coordinator", address_},
+              {"key", used_ ? used_->own.public_key : "none"},
+              {"silence_ms", silence_ms_}});
   if (client_) loop_.unwatch(client_->fd());
   former_ = std::exchange(client_, std::move(next_));
   loop_.watch(client_->fd(), [this] { on_message(); });
@@ -92,9 +108,10 @@ void Worker::connect_to(const std::string& address) {
 
 void Worker::open_client(const Route& route) {
   only_ipv6_ = route.only_ipv6;
-  auto client = keys_.ok()
-                    ? wire::Client::connect(address_, *keys_, only_ipv6_)
-                    : Result<std::unique_ptr<wire::Client>>(keys_.status());
+  auto client =
+      keys_.ok()
+          ? wire::Client::connect(address_, *keys_, only_ipv6_, silence_ms_)
+          : Result<std::unique_ptr<wire::Client>>(keys_.status());
   if (!client.ok()) {
     log_->error("connect_failed", {{"error", client.status().message()}});
     // A fixed address cannot become valid, and nobody answers without a key.
