@@ -348,7 +348,7 @@ Status Trainer::boundary(const engine::StepVotes& agreed, bool& stop) {
   return save_last(last, answer == StopPolicy::Answer::kMustStop, stop);
 }
 
-// What the agreement of a step decides, in a rescue without data.
+// What the agreement of a step decides, in a rescue that can make none.
 Status Trainer::stop_without_step(bool& stop) {
   while ((board_.request() & kRequestStop) == 0) {
     board_.tick();

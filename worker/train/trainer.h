@@ -62,6 +62,7 @@ class Trainer {
   geometry::Shares shares() const;  // of the assignment
   std::vector<std::string> hosts_of_ranks() const;
   Status open_data(int dp_index);
+  Status or_rescue(Status opened, const std::string& known);
   const std::string& data_id() const;
   Status make_backend();
   Status build(int rank);
@@ -118,7 +119,7 @@ class Trainer {
   std::unique_ptr<comm::Comm> world_;  // of mpi_, traced
   std::unique_ptr<comm::Mesh> mesh_;
   std::optional<BatchSource> batches_;  // absent: a rescue without data
-  bool can_train_ = true;               // no rank lacks its data
+  bool can_train_ = true;  // no rank lacks its data or frozen weights
   std::unique_ptr<kernels::Backend> backend_;
   model::Dtype dtype_ = model::Dtype::kFp32;  // of the operands of GEMMs
   std::optional<geometry::ParamTable> table_;

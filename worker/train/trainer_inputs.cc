@@ -41,7 +41,7 @@ Status Trainer::check_inputs() {
   if (batches_)
     RETURN_IF_ERROR(check_data(batches_->dataset(), data, "rank 0"));
   if (assignment_.rescue()) {
-    int64_t lacking = batches_ ? 0 : 1;
+    int64_t lacking = can_train_ ? 0 : 1;
     world_->all_reduce(std::span<int64_t>(&lacking, 1), comm::Op::kMax);
     can_train_ = lacking == 0;
   }
@@ -50,6 +50,15 @@ Status Trainer::check_inputs() {
       "model.init_from: {} on this host has the weights {}, that of rank 0 {}; "
       "put the same ones there",
       jobfile::init_path(job_.model()), mine, weights));
+}
+
+// The state of a rescue can be saved without what only steps need, if it is
+// known which one that is.
+Status Trainer::or_rescue(Status opened, const std::string& known) {
+  if (opened.ok() || !assignment_.rescue() || known.empty()) return opened;
+  can_train_ = false;
+  log_.warn("rescue_without_inputs", {{"error", opened.to_string()}});
+  return ok_status();
 }
 
 const std::string& Trainer::data_id() const {

@@ -151,18 +151,16 @@ Status Trainer::make_backend() {
 // Prepares everything that needs no peer.
 Status Trainer::prepare(int rank) {
   const int64_t began_ms = monotonic_ms();
-  if (Status s = open_data(layout_.coord(rank).dp); !s.ok()) {
-    // A state can be saved without the data, if it is known what they are.
-    if (!assignment_.rescue() || assignment_.data_id().empty()) return s;
-    batches_.reset();
-    log_.warn("rescue_without_data", {{"error", s.to_string()}});
-  }
+  RETURN_IF_ERROR(
+      or_rescue(open_data(layout_.coord(rank).dp), assignment_.data_id()));
   RETURN_IF_ERROR(build(rank));
   base_fingerprint_ = job_.lora().base_fingerprint();
   if (engine::FrozenBase* const base = engine_->base())
-    RETURN_IF_ERROR(load_initial_weights(
-        *fs_, jobfile::init_path(job_.model()), base->rank_shard,
-        [this] { board_.tick(); }, base->weights.span(), &base_fingerprint_));
+    RETURN_IF_ERROR(or_rescue(load_initial_weights(
+                                  *fs_, jobfile::init_path(job_.model()),
+                                  base->rank_shard, [this] { board_.tick(); },
+                                  base->weights.span(), &base_fingerprint_),
+                              base_fingerprint_));
   if (assignment_.source().kind() == pb::Source::INIT) {
     const engine::StateView to = engine_->begin_state();
     const std::string& from = jobfile::init_path(job_.model());

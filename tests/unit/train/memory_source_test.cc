@@ -8,6 +8,7 @@
 #include <random>
 #include <thread>
 
+#include "checkpoint/manifest/manifest.h"
 #include "checkpoint/manifest/scan.h"
 #include "checkpoint/memory/segment.h"
 #include "checkpoint/memory/segment_directory.h"
@@ -122,16 +123,18 @@ TEST_F(MemoryTest, AHandoffKeepsTheStateAndSavesNothing) {
   EXPECT_EQ(saved.board.checkpoint_step, saved.board.committed_step);
 }
 
+constexpr uint32_t kHandOver = kRequestStop | kRequestHandoff;
+
+auto stop_at(int64_t step, uint32_t request) {
+  return [=](const Snapshot& now, Board& board, RankProcess&) {
+    if (now.committed_step >= step) board.set_request(request);
+  };
+}
+
 // The data set is gone from the only host that has the state.
 TEST_F(MemoryTest, ARescueSavesTheStateWithoutTheData) {
   pb::RankSpec s = alone({"train.steps=5000", "checkpoint.interval=0"});
-  const auto stop_at = [](int64_t step, uint32_t request) {
-    return [=](const Snapshot& now, Board& board, RankProcess&) {
-      if (now.committed_step >= step) board.set_request(request);
-    };
-  };
-  const uint32_t hand_over = kRequestStop | kRequestHandoff;
-  ASSERT_EQ(run(s, stop_at(3, hand_over)).code, 0) << output();
+  ASSERT_EQ(run(s, stop_at(3, kHandOver)).code, 0) << output();
   from_memory(s, {"a"});
   const int64_t at = s.assignment().source().step();
   const auto dataset = data::Dataset::open(dir_ + "/data");
@@ -141,7 +144,7 @@ TEST_F(MemoryTest, ARescueSavesTheStateWithoutTheData) {
   EXPECT_NE(run(s).code, 0) << "to train, it needs them";
 
   s.mutable_assignment()->set_rescue(true);
-  Ended e = run(s, stop_at(at, hand_over));
+  Ended e = run(s, stop_at(at, kHandOver));
   ASSERT_EQ(e.code, 0) << output();
   EXPECT_FALSE(std::filesystem::exists(checkpoint(at)));
   from_memory(s, {"a"});
@@ -155,6 +158,35 @@ TEST_F(MemoryTest, ARescueSavesTheStateWithoutTheData) {
       manifest::read_checkpoint(*posix_file_system(), checkpoint(at));
   ASSERT_TRUE(m.ok()) << m.status().to_string();
   EXPECT_EQ(m->data_id(), dataset->data_id());
+}
+
+// The state is that of the adapters.
+TEST_F(MemoryTest, ARescueSavesTheStateWithoutTheFrozenWeights) {
+  ASSERT_EQ(run(spec({"train.steps=2", "checkpoint.folder=base"})).code, 0)
+      << output();
+  const std::string base = dir_ + "/base/" + manifest::step_name(2);
+  pb::RankSpec s = alone({"train.steps=5000", "checkpoint.interval=0",
+                          "lora.rank=2", "model.init_from=" + base});
+  ASSERT_EQ(run(s, stop_at(3, kRequestStop)).code, 0) << output();
+  from_memory(s, {"a"});
+  const int64_t at = s.assignment().source().step();
+  const auto saved =
+      manifest::read_checkpoint(*posix_file_system(), checkpoint(at));
+  ASSERT_TRUE(saved.ok()) << saved.status().to_string();
+  ASSERT_NE(saved->base_fingerprint(), "");
+  std::filesystem::remove_all(dir_ + "/checkpoints");
+  std::filesystem::remove_all(dir_ + "/base");
+  s.mutable_assignment()->mutable_job()->mutable_lora()->set_base_fingerprint(
+      saved->base_fingerprint());
+  EXPECT_NE(run(s).code, 0) << "to train, it needs them";
+  s.mutable_assignment()->set_rescue(true);
+  const Ended e = run(s, stop_at(at, kRequestStop));
+  ASSERT_EQ(e.code, 0) << output();
+  EXPECT_TRUE(e.steps.empty());
+  const auto again =
+      manifest::read_checkpoint(*posix_file_system(), checkpoint(at));
+  ASSERT_TRUE(again.ok()) << again.status().to_string();
+  EXPECT_EQ(again->base_fingerprint(), saved->base_fingerprint());
 }
 
 TEST_F(MemoryTest, ABadSourceInMemoryIsNamed) {
