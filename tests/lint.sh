@@ -18,7 +18,7 @@ cd "$(dirname "$0")/.."
 case "${1:-}" in
   format)
     find proto parallel checkpoint worker coordinator bench tests \
-      \( -name '*.cc' -o -name '*.h' \) -print0 |
+      \( -name '*.cc' -o -name '*.h' -o -name '*.inc' \) -print0 |
       xargs -0 clang-format-14 --dry-run -Werror ;;
   size|copies|docs|tidy) exec python3 tests/lint.py "$@" ;;
   *) sed -n '2,/^set/{/^set/d;s/^# \{0,1\}//;p}' "$0" >&2; exit 2 ;;
