@@ -42,7 +42,7 @@ TEST_F(GatheringTest, LooksForAStateOnceNobodyHasJoinedForSomeTime) {
   EXPECT_FALSE(none.scan);
   EXPECT_FALSE(none.impossible);
   EXPECT_NE(none.waits_for, "");
-  gathering_.wait_for(none.waits_for);
+  gathering_.wait_for({pb::JobStatus::WORKERS, none.waits_for});
   EXPECT_EQ(next(50).waits_for, "") << "it was said";
   hear("a", 100);
   EXPECT_FALSE(next(100 + kJoinWindowMs - 1).scan) << "more may join";
