@@ -90,8 +90,10 @@ FailureVerdict judge_failure(const Failure& f, const pb::Elastic& elastic,
   if (!hosts_alone && f.exit_code == kExitFailed) {
     v.reason = f.text();
   } else if (f.rank >= 0 && b->same_failures() >= elastic.max_same_failures()) {
-    v.reason = fmt::format("{} (the same failure {} times at step {})",
-                           f.text(), b->same_failures(), f.step);
+    v.reason = fmt::format(
+        "{} (the same failure {} times {})", f.text(), b->same_failures(),
+        f.before_training ? "before training began"
+                          : fmt::format("at step {}", f.step));
   } else if (follows_rank) {
     v.reason = fmt::format("{} (the same rank failed at step {} on {} hosts)",
                            f.text(), f.step, b->last_hosts());

@@ -235,6 +235,22 @@ TEST(FailureBudget, WaitsForRoomAtMostHalfAMinuteAtATime) {
   EXPECT_EQ(wait_for_room_ms(100), 30'000);
 }
 
+// A rank that has not begun to train does not know its step.
+TEST(FailureBudget, TheReasonSaysWhenTheSameFailureCame) {
+  for (const bool before : {false, true}) {
+    pb::Durable d;
+    FailureVerdict v;
+    for (int i = 0; i < 3; ++i)
+      v = account_failure(
+          {.what = "x", .rank = 1, .step = 7, .before_training = before},
+          elastic(), 0, &d);
+    EXPECT_TRUE(v.give_up);
+    EXPECT_EQ(v.reason, before ? "x (the same failure 3 times before training "
+                                 "began)"
+                               : "x (the same failure 3 times at step 7)");
+  }
+}
+
 TEST(FailureBudget, ARankThatCannotContinueEndsTheJobAtOnce) {
   pb::Durable d;
   const auto v = account_failure({.what = "why", .rank = 0, .exit_code = 3},
