@@ -83,10 +83,11 @@ const CLI::Option* required_option(const CLI::App& app) {
   return nullptr;
 }
 
-// The option that the last argument names, if it takes a value.
+// The option that the last argument names without a value that it takes.
 const CLI::Option* last_option(const CLI::App& app, const std::string& last) {
-  if (!last.starts_with("-")) return nullptr;
-  const auto* o = app.get_option_no_throw(last.substr(0, last.find('=')));
+  const std::string name = last.substr(0, last.find('='));
+  if (!last.starts_with("-") || last.size() > name.size() + 1) return nullptr;
+  const auto* o = app.get_option_no_throw(name);
   return o != nullptr && o->get_items_expected_min() > 0 ? o : nullptr;
 }
 
