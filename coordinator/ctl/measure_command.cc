@@ -59,7 +59,7 @@ Status run_to_end(const std::vector<std::string>& argv) {
       if (lines.size() > kLast)
         lines.erase(lines.begin(),
                     lines.end() - static_cast<std::ptrdiff_t>(kLast));
-      return internal(fmt::format("measuring {}:\n{}", e.to_text(),
+      return internal(fmt::format("measuring ended with {}:\n{}", e.to_text(),
                                   fmt::join(lines, "\n")));
     }
 }
