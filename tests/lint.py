@@ -177,7 +177,7 @@ def with_tables(page):
 
 def check_docs():
     """Pages and comments mention files that exist; the tables of PROTOCOL.md
-    are those of the headers."""
+    are made from their sources."""
     offences = []
     tracked = subprocess.run(["git", "ls-files", "*.md"], check=False,
                              capture_output=True, text=True).stdout.split()
@@ -204,7 +204,7 @@ def check_docs():
                          for name in NAMED.findall(comment) if name not in ends]
     page = PROTOCOL.read_text()
     if page != with_tables(page):
-        offences.append(f"{PROTOCOL}: a table differs from its header; run "
+        offences.append(f"{PROTOCOL}: a table differs from its source; run "
                         "tests/lint.sh docs --write")
     return offences
 

@@ -5,7 +5,7 @@
 #   tests/lint.sh size             functions <= 70 lines, files <= 500
 #   tests/lint.sh copies           no block of 8 lines occurs twice
 #   tests/lint.sh docs [--write]   pages and comments mention only files that
-#                                  exist; tables agree with headers, or are
+#                                  exist; tables agree with sources, or are
 #                                  written
 #   tests/lint.sh tidy BUILD [--all]   clang-tidy accepts the files that are
 #                                  not as on main or, on main or far ahead of

@@ -108,13 +108,13 @@ class Cluster {
         add(std::holds_alternative<core::ReportReceived>(input)
                 ? core_.take(input, now_)
                 : core_.on(input, now_));
-      // As the daemon does it. Of a look only its CPU time passes.
+      // As the daemon does it. Of settle() only its CPU time passes.
       const int64_t now_ns = now_ * 1'000'000;
       if (pacer_.is_due(now_ns)) {
-        const double looked = thread_cpu_s();
+        const double settling = thread_cpu_s();
         add(core_.settle(now_));
         pacer_.done(now_ns +
-                    static_cast<int64_t>((thread_cpu_s() - looked) * 1e9));
+                    static_cast<int64_t>((thread_cpu_s() - settling) * 1e9));
       }
       spent += thread_cpu_s() - began;
       inputs_ += static_cast<int64_t>(inputs.size());

@@ -60,7 +60,7 @@ std::vector<pb::EventRecord> events_of(const Cordoning::Changes& changes,
 // Metrics of finished steps are lost.
 pb::EventRecord gap_event(const StepLedger::Entry& gap);
 pb::EventRecord skipped_event(const pb::StepMetrics& step);
-// worker: who knows the generation; nothing: the metrics log does.
+// worker: who knows the generation; nothing: the metrics or the events do.
 pb::EventRecord journal_behind_event(
     int64_t generation, std::optional<std::string> worker = std::nullopt);
 pb::EventRecord pin_released_event(const geometry::Layout& layout);

@@ -13,9 +13,10 @@ namespace remesh::core {
 
 // What this life of the coordinator begins with: what the journal says, under a
 // new epoch, and for a resumed job without its end and its failures. Its
-// generation is at least the newest one in the metrics log, which the journal
-// may not know if it was lost or put back from a backup. The end that such a
-// journal has is of an earlier life: the job was resumed since, and may run.
+// generation is at least the newest one in the metrics and the events, which
+// the journal may not know if it was lost or put back from a backup. The end
+// that such a journal has is of an earlier life: the job was resumed since, and
+// may run.
 pb::Durable restore(const Options& options, bool keeps_state);
 // The newest generation is not the one that the journal has the plan of, so it
 // is not known who takes part in it, nor which ranks must commit a step. It

@@ -77,8 +77,9 @@ TEST_F(CordonTest, AHostWithOtherDataIsCordoned) {
   expect_cordoned({.prefix = replaced}, "on this host is data set");
 }
 
-// It has the only copy of the state, and no rank can train there any more.
-TEST_F(CordonTest, AHostThatLosesItsDataKeepsNoStep) {
+// The host has the only copy of the state, and no rank can train there any
+// more.
+TEST_F(CordonTest, AHostThatLosesItsDataCostsNoStep) {
   const std::vector<std::string> own_mounts = {"unshare", "-m"};
   if (!can_run_with(with_mount("-t tmpfs tmpfs /mnt")))
     GTEST_SKIP() << "needs mount";
