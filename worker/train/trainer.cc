@@ -3,6 +3,7 @@
 #include <fmt/format.h>
 
 #include <algorithm>
+#include <array>
 #include <chrono>
 #include <limits>
 #include <thread>
@@ -348,16 +349,19 @@ Status Trainer::boundary(const engine::StepVotes& agreed, bool& stop) {
   return save_last(last, answer == StopPolicy::Answer::kMustStop, stop);
 }
 
-// What the agreement of a step decides, in a rescue that can make none.
+// What the agreement of a step decides, in a rescue that can make none: a stop
+// that one worker is asked for stops the ranks of all.
 Status Trainer::stop_without_step(bool& stop) {
-  while ((board_.request() & kRequestStop) == 0) {
+  std::array<int64_t, 2> agreed = {};  // to stop, to save
+  while (agreed[0] == 0) {
     board_.tick();
     std::this_thread::sleep_for(std::chrono::milliseconds(10));
+    const engine::StepVotes mine = votes();
+    agreed = {mine.stop > 0 ? 1 : 0, mine.stop_saves > 0 ? 1 : 0};
+    world_->all_reduce(std::span<int64_t>(agreed), comm::Op::kMax);
   }
-  int64_t saves = votes().stop_saves > 0 ? 1 : 0;
-  world_->all_reduce(std::span<int64_t>(&saves, 1), comm::Op::kMax);
   const Status replicated = replicate_last();
-  if (saves > 0) return save_last(/*last=*/false, /*must=*/true, stop);
+  if (agreed[1] > 0) return save_last(/*last=*/false, /*must=*/true, stop);
   checkpointer_->abandon_for_handoff();
   stop = true;
   return replicated;
