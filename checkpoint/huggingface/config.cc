@@ -18,7 +18,8 @@ using geometry::ModelConfig;
 struct Family {
   const char* model_type;  // also ModelConfig::arch
   const char* architecture;
-  int64_t kv_heads = 0;  // where config.json does not say; 0: as many as heads
+  int64_t kv_heads =
+      0;  // where config.json has no such key; 0: as many as heads
 };
 constexpr Family kFamilies[] = {{"llama", "LlamaForCausalLM"},
                                 {"mistral", "MistralForCausalLM", 8},
@@ -48,8 +49,11 @@ Config read_shape(const Family& family, const Json& json, JsonReader& r) {
   m.dim = r.integer("hidden_size", 0);
   m.n_layers = r.integer("num_hidden_layers", 0);
   m.n_heads = r.integer("num_attention_heads", 0);
+  // null: as many as heads.
+  const bool family_decides =
+      family.kv_heads > 0 && !json.contains("num_key_value_heads");
   m.n_kv_heads = r.integer("num_key_value_heads",
-                           family.kv_heads > 0 ? family.kv_heads : m.n_heads);
+                           family_decides ? family.kv_heads : m.n_heads);
   m.hidden_dim = r.integer("intermediate_size", 0);
   m.vocab_size = r.integer("vocab_size", 0);
   m.tie_embeddings = r.flag("tie_word_embeddings", false);

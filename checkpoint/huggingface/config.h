@@ -33,6 +33,7 @@ Result<Config> parse_config(std::string_view text, const std::string& name);
 
 // What a plan needs: family, sizes, window and max_position. Accepts models
 // whose arithmetic parse_config() refuses, such as another rotary embedding.
+// The rest keeps its defaults. Fails as parse_config() does.
 Result<Config> parse_shape(std::string_view text, const std::string& name);
 
 // The text of a config.json that parse_config() and transformers read.

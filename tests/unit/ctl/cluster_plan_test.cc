@@ -117,6 +117,16 @@ TEST(HfConfig, AHeadMayHaveAnySize) {
   EXPECT_EQ(parameters(nemo), 12'247'782'400);
 }
 
+// transformers takes a default only where the key is absent.
+TEST(HfConfig, NullKeyValueHeadsAreAsManyAsHeads) {
+  for (const char* type : {"llama", "mistral", "qwen2", "qwen3"}) {
+    Json json = Json::parse(kLlama);
+    json.update(Json{{"model_type", type}, {"num_key_value_heads", nullptr}});
+    EXPECT_EQ(parse_hf_config(json.dump(), "c").value().model.n_kv_heads, 32)
+        << type;
+  }
+}
+
 TEST(HfConfig, WhatIsMissingIsAsInAnImportedModel) {
   for (const char* type : {"llama", "mistral", "qwen2", "qwen3", "phi3"})
     for (const char* key :
