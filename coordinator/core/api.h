@@ -154,7 +154,7 @@ struct Options {
   std::vector<pb::StepMetrics> recent_metrics;
   std::vector<FirstStep> first_steps;
   int64_t damaged_lines = 0;        // that are no metrics
-  int64_t recorded_generation = 0;  // the newest of metrics.jsonl, events.jsonl
+  int64_t recorded_generation = 0;  // newest in metrics.jsonl, events.jsonl
   // From the journal, unless this is the first coordinator of the run
   // directory.
   std::optional<pb::Durable> restored;

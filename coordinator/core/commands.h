@@ -34,13 +34,14 @@ Result<std::optional<pb::EventRecord>> carry_out(const pb::Command& command,
 pb::Reply reply_to(const pb::Command& command, const Status& done,
                    pb::JobStatus status);
 
-// Slots were lost before the change to the pinned layout began: it is not
-// pinned any more. Returns the event that says so; nothing if it is not so.
+// Unpins a layout that does not run yet and does not fit any more because slots
+// were lost. Returns the event; nothing if there is no such layout.
 std::optional<pb::EventRecord> release_unfit_pin(const ClusterView& view,
                                                  const MeshPolicy& policy,
                                                  pb::Durable* durable);
-// The same of a number of slots, which admitted the layout that was pinned and
-// admits none of the job's own, as `why` says.
+// Drops the number of slots that was asked for: it was accepted for a layout
+// that was pinned, and admits none of the job's own, as `why` says. Returns the
+// event; nothing if no number was asked for.
 std::optional<pb::EventRecord> release_scale(const std::string& why,
                                              pb::Durable* durable);
 

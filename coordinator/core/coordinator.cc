@@ -186,7 +186,7 @@ void Coordinator::handle(const CommandReceived& e) {
                                     .directives = &directives_,
                                     .roster = &roster_,
                                     .durable = &durable_});
-  if (done.ok()) note_change(std::move(*done));
+  if (done.ok()) record_change(std::move(*done));
   act(Respond{e.client, reply_to(e.command, done.status(), status())});
 }
 
@@ -253,7 +253,7 @@ void Coordinator::reconcile_waiting() {
   wait_for(pb::JobStatus::WORKERS, next.waits_for);
   if (next.scan) act(ScanCheckpoints{durable_.saved_step()});
   if (!next.impossible) return;
-  if (!note_change(release_scale(*next.impossible, &durable_)))
+  if (!record_change(release_scale(*next.impossible, &durable_)))
     terminate(pb::Durable::FAILED, *next.impossible);
 }
 
@@ -280,7 +280,7 @@ void Coordinator::reconcile_live() {
   if (adopted() && !just_started())
     if (const auto ended = detector_.find_ended_before(view()))
       return abort(*ended);
-  note_change(release_unfit_pin(view(), policy_, &durable_));
+  record_change(release_unfit_pin(view(), policy_, &durable_));
   const auto change = policy_.wanted_change(view(), no_change_before_ms_);
   if (durable_.phase() == pb::Durable::RUNNING) {
     // RUN must have reached every worker before FINISH replaces it.
@@ -289,9 +289,10 @@ void Coordinator::reconcile_live() {
     if (!change && now_ms_ >= no_change_before_ms_) {
       put_off_.clear();
       // Workers may have left meanwhile, so that what was asked for is there.
-      if (durable_.mesh_request().changed() &&
-          policy_.note_change(view(), durable_.mutable_mesh_request()))
-        persist();
+      if (durable_.mesh_request().changed()) {
+        policy_.note_change(view(), durable_.mutable_mesh_request());
+        if (!durable_.mesh_request().changed()) persist();
+      }
     }
     return;
   }
@@ -314,7 +315,7 @@ void Coordinator::reconcile_live() {
     emit(events::kChangePutOff,
          {.cause = "saving failed: " + checkpoints_.last_error(),
           .detail = durable_.finish().reason()});
-  times_.call_off();
+  times_.forget_interruption();
   set_phase(pb::Durable::RUNNING);
 }
 
@@ -363,7 +364,7 @@ pb::JobStatus Coordinator::status() const {
                            .dropped = admission_.dropped()});
 }
 
-bool Coordinator::note_change(std::optional<pb::EventRecord> change) {
+bool Coordinator::record_change(std::optional<pb::EventRecord> change) {
   if (!change) return false;
   persist();
   emit(std::move(*change));

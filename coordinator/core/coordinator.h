@@ -177,8 +177,9 @@ class Coordinator {
   }
 
   void set_phase(pb::Durable::Phase phase);  // persists
-  // Of the durable state: persists and announces it, if there is one.
-  bool note_change(std::optional<pb::EventRecord> change);
+  // Persists and announces a change of the durable state; false if there is
+  // none.
+  bool record_change(std::optional<pb::EventRecord> change);
   void persist() { act(Persist{durable_}); }
   void emit(pb::EventRecord record);
   void emit(const events::EventKind& kind, const EventFields& fields = {}) {
@@ -211,7 +212,7 @@ class Coordinator {
   int64_t adopted_generation_ = -1;  // started in an earlier life
   int64_t synced_step_ = 0;          // whose metrics are durable
   bool backlog_full_ = false;        // no further metrics are recorded
-  int64_t phase_since_ms_ = 0;       // less what does not count
+  int64_t phase_since_ms_ = 0;       // later by the time that does not count
   // Why a change of mesh was put off; "": none is.
   std::string put_off_;
   std::set<std::string> reported_damaged_;  // checkpoints, with what is wrong

@@ -45,7 +45,7 @@ class Cordoning {
   // cordons those where it is one too many, unless nobody else could continue
   // the job. REQUIRES: the failure is counted (failure_budget.h).
   Consequence after(const Failure& fault);
-  // The same of a failure that is not counted, and what follows for the job.
+  // Counts the failure, does the same, and decides what follows for the job.
   // Refuses a source that did not load. Does nothing if ranks could not save,
   // which is no such failure. `durable` is that of view.
   FailureVerdict judge(const Failure& fault, pb::Durable* durable);

@@ -21,7 +21,8 @@ pb::Durable restore(const Options& options, bool keeps_state);
 // The newest generation is not the one that the journal has the plan of, so it
 // is not known who takes part in it, nor which ranks must commit a step. It
 // ends, and the next one starts from what the workers and checkpoints have.
-// False if it is not so. REQUIRES: the job has not ended.
+// Returns false, and changes nothing, if the plan is known or the job is
+// WAITING. REQUIRES: the job has not ended.
 bool leave_unknown_generation(pb::Durable* durable);
 
 // The job has ended.

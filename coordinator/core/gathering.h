@@ -26,9 +26,9 @@ class Gathering {
   };
   struct Next {
     bool scan = false;
-    // Why there is no mesh: yet, "" if that was said before; or however many
-    // workers join.
+    // Why there is no mesh yet; "" if there is one, or if that was said before.
     std::string waits_for;
+    // Why there is none, however many workers join.
     std::optional<std::string> impossible;
   };
 
@@ -43,7 +43,7 @@ class Gathering {
   // No generation is planned before that time.
   void back_off(int64_t until_ms) { not_before_ms_ = until_ms; }
   // What to do now while there is no generation. job_finished: all of its steps
-  // are.
+  // are finished.
   Next next(const ClusterView& view, const MeshPolicy& policy,
             const StateRetention& retention, const Recovery& recovery,
             bool job_finished);

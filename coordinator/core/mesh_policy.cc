@@ -405,17 +405,15 @@ Result<bool> MeshPolicy::pin(const ClusterView& view, const std::string& text,
   return true;
 }
 
-bool MeshPolicy::note_change(const ClusterView& view,
+void MeshPolicy::note_change(const ClusterView& view,
                              pb::MeshRequest* request) const {
   const pb::Assignment& a = view.durable.assignment();
   const auto placed = place(view);
-  if (a.ranks_size() == 0 || !placed.ok()) return !request->changed();
-  const bool here = placed->layout == layout_of(a.mesh());
-  if (here)
+  if (a.ranks_size() == 0 || !placed.ok()) return;
+  if (placed->layout == layout_of(a.mesh()))
     request->clear_changed();
   else
     request->set_changed(true);
-  return here;
 }
 
 Result<bool> MeshPolicy::scale(const ClusterView& view, int64_t slots,

@@ -97,8 +97,8 @@ class MeshPolicy {
   Result<bool> scale(const ClusterView& view, int64_t slots,
                      pb::MeshRequest* request) const;
   // Notes in the request whether all that was asked for leads to another mesh
-  // than the present one. Returns whether it does not.
-  bool note_change(const ClusterView& view, pb::MeshRequest* request) const;
+  // than the present one.
+  void note_change(const ClusterView& view, pb::MeshRequest* request) const;
   // Whether a command may ask for this layout now.
   Status check_layout(const ClusterView& view,
                       const geometry::Layout& layout) const;

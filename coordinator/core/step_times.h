@@ -40,7 +40,8 @@ class StepTimes {
   void interrupt(int64_t now_ms) {
     if (interrupted_ms_ < 0) interrupted_ms_ = now_ms;
   }
-  void call_off() { interrupted_ms_ = -1; }  // the generation goes on
+  // The generation continues.
+  void forget_interruption() { interrupted_ms_ = -1; }
   // REQUIRES: training is interrupted.
   double interrupted_s(int64_t now_ms) const {
     return static_cast<double>(now_ms - interrupted_ms_) / 1000;

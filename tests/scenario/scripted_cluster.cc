@@ -212,7 +212,7 @@ void ScriptedCluster::act(const core::Action& action) {
   } else if (const auto* e = std::get_if<core::EmitEvent>(&action)) {
     if (const std::string fields = undeclared_fields(e->record);
         !fields.empty())
-      say("UNDECLARED in proto/rundir/events.h: " + fields);
+      say("UNDECLARED in proto/rundir/events.inc: " + fields);
     say(event_text(e->record));
   } else if (const auto* m = std::get_if<core::AppendMetrics>(&action)) {
     metrics_.push_back(m->metrics);

@@ -6,7 +6,6 @@
 #include <cstdio>
 
 #include "coordinator/core/job_shape.h"
-#include "proto/base/rank_phase.h"
 #include "proto/base/rng.h"
 #include "tests/sim/parts.h"
 #include "tests/sim/sentences.h"

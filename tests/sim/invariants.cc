@@ -365,7 +365,7 @@ void Cluster::check_metrics(const pb::StepMetrics& m) {
 // A failure must name something that failed.
 void Cluster::check_event(const pb::EventRecord& e) {
   if (const std::string fields = undeclared_fields(e); !fields.empty())
-    violated(fmt::format("event {}: not in proto/rundir/events.h: {}",
+    violated(fmt::format("event {}: not in proto/rundir/events.inc: {}",
                          e.event(), fields));
   if (e.event() == "metrics_gap") {
     // Allowed only if all daemons that knew the metrics are dead or cut off.

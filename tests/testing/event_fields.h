@@ -1,4 +1,4 @@
-// The fields of an event against those that proto/rundir/events.h declares.
+// The fields of an event against those that proto/rundir/events.inc declares.
 #pragma once
 
 #include <google/protobuf/message.h>

@@ -87,7 +87,7 @@ TEST(RemoveAll, RemovesLinksAndNotWhatTheyLeadTo) {
 }
 
 // As in a folder that others may not write to, or on a server that fails.
-TEST(RemoveAll, LooksNotBehindALinkThatCannotBeRemoved) {
+TEST(RemoveAll, DoesNotFollowALinkThatCannotBeRemoved) {
   namespace fs = std::filesystem;
   const testing::TempDir dir;
   const fs::path archive = fs::path(dir.path()) / "archive";

@@ -183,7 +183,8 @@ Status Launcher::start_generation(const pb::Assignment& assignment,
   return ok_status();
 }
 
-// None of them if they do not open in time. *logs is `local` if they cannot be.
+// Without files if they do not open in time, or cannot be opened; in the second
+// case *logs becomes `local`.
 std::shared_ptr<RankOutputs> Launcher::open_outputs(
     const LocalPlacement& placement, const std::string& local,
     std::string* logs) {

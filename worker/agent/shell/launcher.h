@@ -155,7 +155,7 @@ class Launcher {
   // How long a result from shared storage is awaited; less than a silence that
   // counts as death.
   int64_t storage_patience_ms_ = 0;
-  int64_t exec_until_ms_ = 0;  // the programs of all ranks are waited for
+  int64_t exec_until_ms_ = 0;  // until when the programs of ranks are awaited
   uint64_t state_job_ = 0;     // from spawn(); 0: no states are kept
   // Why ranks cannot reach those of another worker; "" as far as known.
   std::string apart_;

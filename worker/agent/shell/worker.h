@@ -134,7 +134,7 @@ class Worker {
   std::unique_ptr<wire::Client> client_;
   std::string address_;     // of the coordinator that client_ connects to
   bool only_ipv6_ = false;  // its host
-  int silence_ms_ = wire::kSilenceMs;  // after which it is lost
+  int silence_ms_ = wire::kSilenceMs;  // after which client_ is lost
   // The way to address_, which a thread looks for: a name server may be down.
   std::shared_ptr<Background<Route>> route_;
   // With a new key, until it is open; with the key before, until the
