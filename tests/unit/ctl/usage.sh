@@ -89,9 +89,9 @@ done
 one_line "remesh run: --local: needs a value (Number of workers" run j.toml --local
 one_line "remesh run: --local: needs a value (Number of workers" run j.toml \
   --local=
-for last in --local=3 --run-dir=x; do
+for more in "--local=3" "--local 3 --run-dir=x"; do
   one_line "remesh run: --local: At Most 1 required but received 2" \
-    run j.toml --local 2 --local 3 $last
+    run j.toml --local 2 $more
 done
 one_line "remesh drain: WORKER is required (Its name" drain
 one_line "remesh: expected one of: run, resume"
