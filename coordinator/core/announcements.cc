@@ -151,16 +151,18 @@ pb::EventRecord event_of(const CheckpointWatch::Result& r) {
 
 pb::EventRecord event_of(const pb::Cordon& c, double unix_s) {
   const double seconds = remaining_s(c, unix_s);
+  const std::string why =
+      !c.peer().empty()     ? "its link to " + c.peer() + " seems to be bad; "
+      : !c.worker().empty() ? "other workers of the host start their ranks; "
+                            : "";
   pb::EventRecord e = event(
       events::kHostCordoned,
       {.host = c.host(),
        .cause = c.reason(),
-       .detail = fmt::format(
-           "{}no ranks are placed on it for {}; `remesh uncordon {}` ends this",
-           c.peer().empty()
-               ? ""
-               : fmt::format("its link to {} seems to be bad; ", c.peer()),
-           format_duration(seconds), c.host())});
+       .detail = fmt::format("{}no ranks are placed on it for {}; `remesh "
+                             "uncordon {}` ends this",
+                             why, format_duration(seconds), c.host())});
+  if (!c.worker().empty()) e.set_worker(c.worker());
   e.set_seconds(seconds);
   return e;
 }
@@ -183,9 +185,11 @@ std::vector<pb::EventRecord> events_of(const Cordoning::Changes& changes,
     out.push_back(event(events::kLinkSearch,
                         {.detail = "given up; all hosts are used again"}));
   for (const pb::Cordon& c : changes.begun) out.push_back(event_of(c, unix_s));
-  for (const pb::Cordon& c : changes.ended)
+  for (const pb::Cordon& c : changes.ended) {
     out.push_back(event(events::kHostUncordoned,
                         {.host = c.host(), .detail = "it is tried again"}));
+    if (!c.worker().empty()) out.back().set_worker(c.worker());
+  }
   return out;
 }
 

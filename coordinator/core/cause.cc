@@ -137,6 +137,8 @@ pb::Cause cause_of(const Failure& f) {
     c.add_links(b);
   }
   c.mutable_between()->Add(f.between.begin(), f.between.end());
+  c.mutable_workers()->Add(f.workers.begin(), f.workers.end());
+  c.set_hung(f.hung);
   return c;
 }
 
@@ -150,9 +152,11 @@ Failure failure_of(const pb::Cause& c) {
             .exit_code = c.exit_code(),
             .is_fault = !c.planned(),
             .hosts = {c.hosts().begin(), c.hosts().end()},
+            .workers = {c.workers().begin(), c.workers().end()},
             .at_start = c.at_start(),
             .before_training = c.before_training(),
             .silent = c.silent(),
+            .hung = c.hung(),
             .between = {c.between().begin(), c.between().end()}};
   for (int i = 0; i + 1 < c.links_size(); i += 2)
     f.links.emplace_back(c.links(i), c.links(i + 1));
@@ -306,6 +310,17 @@ std::vector<Link> broken_link(const std::vector<RankView>& ranks,
     if (r.status->rank() == s.at().peer() && r.host != dead.host)
       return {std::minmax(dead.host, r.host)};
   return {};
+}
+
+std::set<std::string> unconnected_hosts(const std::vector<RankView>& ranks,
+                                        const RankView& dead) {
+  std::set<std::string> hosts;
+  const pb::RankStatus& s = *dead.status;
+  if (s.signal() != 0 || s.exit_code() != kExitWorld || s.has_at() ||
+      s.phase() > pb::RankStatus::CONNECTING)
+    return hosts;
+  for (const RankView& r : ranks) hosts.insert(r.host);
+  return hosts;
 }
 
 void fill_failure(const RankView& r, pb::EventRecord* e) {

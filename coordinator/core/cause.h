@@ -34,9 +34,12 @@ struct Failure {
   // Where it happened: the host of `worker`, then others whose ranks ended in
   // the same way by themselves. Empty if no rank or worker is at fault.
   std::vector<std::string> hosts;
-  bool at_start = false;         // before a step of the generation
-  bool before_training = false;  // of that, before the rank computed at all
+  std::set<std::string> workers;  // the same, as workers
+  bool at_start = false;          // before a step of the generation
+  bool before_training = false;   // of that, before the rank computed at all
   bool silent = false;  // a worker was lost, its connection did not break
+  bool hung = false;    // the time limit for progress was over
+  double cost_s = 0;    // of training; not in the journal
   // Between these hosts, in alphabetical order, a message may have been lost.
   std::vector<Link> links;
   // Or in a collective, between any two of these: more than two.
@@ -114,6 +117,9 @@ std::set<std::string> silent_hosts(const std::vector<RankView>& ranks,
 // nothing that is known ended that one: the link between their hosts.
 std::vector<Link> broken_link(const std::vector<RankView>& ranks,
                               const RankView& dead);
+// The same for a rank that could not connect to all others: their hosts.
+std::set<std::string> unconnected_hosts(const std::vector<RankView>& ranks,
+                                        const RankView& dead);
 
 // Adds the details of the rank that a failure event names.
 void fill_failure(const RankView& rank, pb::EventRecord* event);

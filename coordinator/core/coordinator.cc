@@ -42,7 +42,7 @@ Coordinator::Coordinator(Options options)
 // ------------------------------------------------------------------- start
 
 std::vector<Action> Coordinator::start(int64_t now_ms) {
-  now_ms_ = phase_since_ms_ = now_ms;
+  now_ms_ = phase_since_ms_ = planned_ms_ = now_ms;
   times_ = StepTimes(now_ms);
   roster_ = Roster(now_ms);
   ledger_ = StepLedger(options_.last_finished_step, options_.recent_metrics,

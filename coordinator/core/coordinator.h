@@ -191,6 +191,7 @@ class Coordinator {
   const std::optional<planner::JobShape> shape_;
   const bool keeps_state_;
   int64_t now_ms_ = 0;
+  int64_t planned_ms_ = 0;  // the newest generation; not before this life
   std::vector<Action> actions_;
   pb::Durable durable_;
 

@@ -20,34 +20,50 @@ namespace {
 constexpr int64_t kEnough = 2;  // failures of a link in a row that cordon
 constexpr double kLinkTestS = 600;
 
+// Links of the host that failed often enough.
+int64_t bad_links(const pb::HostFaults& faults, const std::string& host) {
+  return std::count_if(faults.suspects().begin(), faults.suspects().end(),
+                       [&](const pb::Cordon& c) {
+                         return !c.peer().empty() && c.failures() >= kEnough &&
+                                (c.host() == host || c.peer() == host);
+                       });
+}
+
 }  // namespace
 
 // ---------------------------------------------------------------- questions
 
-// Whether hosts remain on which the job has not failed in this way. For those
-// that are cordoned for something else the job waits.
-bool Cordoning::others_remain(const std::vector<std::string>& failed,
+// Whether workers remain with which the job has not failed in this way. For
+// those that are cordoned for something else the job waits, and for proven ones
+// rather than ending for what failed on hosts that are not.
+bool Cordoning::others_remain(const std::vector<Site>& failed,
                               const Failure& fault) const {
   if (in_.view.roster.others_may_return(in_.elastic.rejoin_wait_ms(),
                                         in_.view.now_ms))
     return true;
+  if (in_.faults->proven_size() > 0 &&
+      std::none_of(failed.begin(), failed.end(), [this](const Site& s) {
+        return is_proven(*in_.faults, s.host);
+      }))
+    return true;
   const auto& members = in_.view.roster.members();
   return std::any_of(members.begin(), members.end(), [&](const auto& named) {
-    const Roster::Member& m = named.second;
+    const auto& [name, m] = named;
     const std::string& host = m.report.host();
     return m.alive && m.reported && !m.leaving() && m.report.slots() > 0 &&
-           !failed_alike(*in_.faults, host, fault) &&
-           std::find(failed.begin(), failed.end(), host) == failed.end();
+           !failed_alike(*in_.faults, host, name, fault) &&
+           std::none_of(failed.begin(), failed.end(),
+                        [&](const Site& s) { return concerns(s, host, name); });
   });
 }
 
-// Whether a mesh is possible now, and hosts that are well remain.
-bool Cordoning::possible_without(const std::vector<std::string>& hosts) const {
+// Whether a mesh is possible now if these are cordoned, too.
+bool Cordoning::possible_without(const std::vector<Site>& sites,
+                                 pb::HostFaults faults) const {
+  faults.mutable_link_search()->clear_apart();
+  for (const Site& site : sites) cordon(site, {}, in_.unix_s, &faults);
   pb::Durable without = in_.view.durable;
-  pb::HostFaults* faults = without.mutable_host_faults();
-  faults->mutable_link_search()->clear_apart();
-  for (const std::string& host : hosts)
-    cordon(host, "", {}, in_.unix_s, faults);
+  *without.mutable_host_faults() = std::move(faults);
   return in_.policy
       .place(ClusterView{.roster = in_.view.roster,
                          .durable = without,
@@ -70,35 +86,37 @@ bool Cordoning::needs_state_of(const std::set<std::string>& hosts) const {
                         here.end());
 }
 
-void Cordoning::begin(const std::string& host, const std::string& peer,
-                      const Failure& fault) {
+void Cordoning::begin(const Site& site, const Failure& fault) {
   changes_.any = true;
-  changes_.begun.push_back(cordon(host, peer, fault, in_.unix_s, in_.faults));
+  changes_.begun.push_back(cordon(site, fault, in_.unix_s, in_.faults));
 }
 
-int64_t Cordoning::count(const std::string& host, const std::string& peer,
-                         const Failure& fault, double remembered_s) {
+int64_t Cordoning::count(const Site& site, const Failure& fault,
+                         double remembered_s) {
   changes_.any = true;
-  return suspect(host, peer, fault, remembered_s, in_.unix_s, in_.faults);
+  return suspect(site, fault, remembered_s, in_.unix_s, in_.faults);
 }
 
 // ----------------------------------------------------------------- failures
 
-Consequence Cordoning::after(const Failure& fault) {
+Consequence Cordoning::after(const Failure& noticed) {
+  Failure fault = of_unproven(noticed, *in_.faults);
+  if (fault.at_start) fault.cost_s = in_.generation_s;
   if (!fault.between.empty()) return after_lost_message(fault);
   if (!fault.links.empty()) return after_broken(fault);
+  const std::vector<Site> sites = sites_of(fault, in_.view);
   const Blame blame =
-      blame_for(fault, in_.view, in_.elastic, possible_without(fault.hosts));
-  std::vector<std::string> failing;
-  for (const std::string& host : blame.hosts)
-    if (count(host, "", fault, blame.remembered_s) >= blame.enough)
-      failing.push_back(host);
+      blame_for(fault, sites, in_.view, in_.elastic, possible_without(sites));
+  std::vector<Site> failing;
+  for (const Site& site : blame.sites)
+    if (count(site, fault, blame.remembered_s) >= blame.enough)
+      failing.push_back(site);
   if (failing.empty())
-    return blame.hosts.empty() ? Consequence::kNone
-           : blame.hosts_alone ? Consequence::kHostsAlone
+    return blame.sites.empty() ? Consequence::kNone
+           : blame.sites_alone ? Consequence::kSitesAlone
                                : Consequence::kSuspected;
   if (!others_remain(failing, fault)) return Consequence::kNone;
-  for (const std::string& host : failing) begin(host, "", fault);
+  for (const Site& site : failing) begin(site, fault);
   return Consequence::kCordoned;
 }
 
@@ -118,41 +136,49 @@ FailureVerdict Cordoning::judge(const Failure& fault, pb::Durable* d) {
 }
 
 // Counts the failure on the links between hosts. When one failed before, one
-// of its two hosts is cordoned: rather one that is on more such links, and
-// without which the state is complete. A search for a link has ended then: its
-// failures were on this one.
+// of its two hosts is cordoned: rather one without which the state is complete,
+// that is not proven, and that is on more such links. Cordons for its other
+// links end, and those for links that failed less often, which did not help. A
+// search for a link has ended then: its failures were on this one.
 Consequence Cordoning::after_broken(const Failure& fault) {
   if (in_.faults->link_search().failures() >= kEnough) {
     in_.faults->clear_link_search();
     for (const auto& [a, b] : fault.links)
-      if (failures_of(*in_.faults, a, b) < 1) count(a, b, fault);
+      if (failures_of(*in_.faults, {.host = a, .peer = b}) < 1)
+        count({.host = a, .peer = b}, fault);
   }
   int64_t most = 0;
   for (const auto& [a, b] : fault.links)
-    most = std::max(most, count(a, b, fault));
+    most = std::max(most, count({.host = a, .peer = b}, fault));
   if (most < kEnough) return Consequence::kSuspected;
-  std::map<std::string, std::set<std::string>> peers;
+  std::map<std::string, std::string> peers;
   for (const auto& [a, b] : fault.links) {
-    if (failures_of(*in_.faults, a, b) < most) continue;
-    peers[a].insert(b);
-    peers[b].insert(a);
+    if (failures_of(*in_.faults, {.host = a, .peer = b}) < most) continue;
+    peers.emplace(a, b);
+    peers.emplace(b, a);
   }
-  std::optional<std::string> chosen;
-  std::tuple<bool, size_t> best;
-  for (const auto& [host, of] : peers) {
-    const std::tuple key(!needs_state_of({host}), of.size());
-    if (!possible_without({host}) || (chosen && key < best)) continue;
-    chosen = host;
+  std::optional<Site> chosen;
+  pb::HostFaults others_of_chosen;
+  std::tuple<bool, bool, int64_t> best;
+  for (const auto& [host, peer] : peers) {
+    pb::HostFaults others = *in_.faults;
+    for (const pb::Cordon& c : in_.faults->cordons())
+      if (!c.peer().empty() &&
+          (c.peer() == host ||
+           failures_of(*in_.faults, {.host = c.host(), .peer = c.peer()}) <
+               most))
+        end_cordon(c.host(), &others);
+    const std::tuple key(!needs_state_of({host}), !is_proven(others, host),
+                         bad_links(others, host));
+    if (!possible_without({{.host = host}}, others) || (chosen && key < best))
+      continue;
+    chosen = {.host = host, .peer = peer};
+    others_of_chosen = std::move(others);
     best = key;
   }
   if (!chosen) return Consequence::kSuspected;
-  // Cordons for other links did not mend it.
-  for (const pb::Cordon& c : std::vector<pb::Cordon>(
-           in_.faults->cordons().begin(), in_.faults->cordons().end()))
-    if (!c.peer().empty() &&
-        failures_of(*in_.faults, c.host(), c.peer()) < most)
-      end_cordon(c.host(), in_.faults);
-  begin(*chosen, *peers[*chosen].begin(), fault);
+  *in_.faults = std::move(others_of_chosen);
+  begin(*chosen, fault);
   return Consequence::kCordoned;
 }
 
@@ -175,6 +201,7 @@ Consequence Cordoning::after_lost_message(const Failure& fault) {
     *s = begin_link_search(fault.between);
   s->set_failures(failures);
   s->set_reason(fault.text());
+  s->set_cost_s(fault.cost_s);
   if (failures == 1) return Consequence::kSuspected;
   return next_link_test() ? Consequence::kCordoned : Consequence::kSuspected;
 }
@@ -183,35 +210,57 @@ Consequence Cordoning::after_lost_message(const Failure& fault) {
 // if nothing can be done: the job cannot run without any of the hosts.
 bool Cordoning::next_link_test() {
   pb::LinkSearch* s = in_.faults->mutable_link_search();
+  if (cordon_found_host()) return true;
   if (const auto link = found_link(*s))
     return after_broken({.what = s->reason(), .links = {*link}}) ==
            Consequence::kCordoned;
+  std::set<std::string> unproven;
+  for (const std::string& host : s->ends())
+    if (in_.faults->proven_size() > 0 && !is_proven(*in_.faults, host))
+      unproven.insert(host);
   const auto possible = [this](const std::set<std::string>& apart) {
-    return possible_without({apart.begin(), apart.end()});
+    std::vector<Site> sites;
+    for (const std::string& host : apart) sites.push_back({.host = host});
+    return possible_without(sites);
   };
   const auto harmless = [&](const std::set<std::string>& apart) {
     return !needs_state_of(apart) && possible(apart);
   };
-  if (!set_apart(harmless, s) && !set_apart(possible, s)) return false;
+  if (!set_apart(harmless, unproven, s) && !set_apart(possible, unproven, s))
+    return false;
   s->set_until(in_.unix_s + kLinkTestS);
   changes_.tests.push_back(*s);
   return true;
 }
 
+// If all links in question are of one host, it does not matter which of them it
+// is, unless the host is needed.
+bool Cordoning::cordon_found_host() {
+  const pb::LinkSearch search = in_.faults->link_search();
+  if (search.ends_size() != 1) return false;
+  const Site site{.host = search.ends(0)};
+  if (needs_state_of({site.host}) || !possible_without({site})) return false;
+  const Failure fault{.what = search.reason(), .cost_s = search.cost_s()};
+  while (count(site, fault) < kEnough) continue;
+  in_.faults->clear_link_search();
+  begin(site, fault);
+  return true;
+}
+
 bool Cordoning::for_room(const Plan& plan) {
-  std::vector<std::string> hosts;
+  std::vector<Site> sites;
   for (const auto& [host, shortage] : plan.short_of) {
     const auto& states = plan.assignment.source().states();
     if (std::any_of(states.begin(), states.end(),
                     [&, &host = host](auto& h) { return h.host() == host; }))
       return false;
-    hosts.push_back(host);
+    sites.push_back({.host = host});
   }
-  if (!possible_without(hosts)) return false;
+  if (!possible_without(sites)) return false;
   for (const auto& [host, shortage] : plan.short_of) {
     const Failure failure{.what = to_text({{host, shortage}})};
-    count(host, "", failure);
-    begin(host, "", failure);
+    count({.host = host}, failure);
+    begin({.host = host}, failure);
   }
   return true;
 }
@@ -221,10 +270,12 @@ bool Cordoning::for_loading(pb::Durable* durable) {
   if (refusals.checkpoints().empty() && refusals.states().empty()) return false;
   const Failure fault{.what = "the state does not load",
                       .exit_code = kExitBadSource};
-  const std::set<std::string> failed = hosts_failed_alike(*in_.faults, fault);
-  if (!others_remain({failed.begin(), failed.end()}, fault)) return false;
-  for (const std::string& host : failed)
-    if (!is_cordoned(*in_.faults, host)) begin(host, "", fault);
+  std::vector<Site> failed;
+  for (const std::string& host : hosts_failed_alike(*in_.faults, fault))
+    failed.push_back({.host = host});
+  if (!others_remain(failed, fault)) return false;
+  for (const Site& site : failed)
+    if (!is_cordoned(*in_.faults, site.host)) begin(site, fault);
   if (changes_.any) durable->clear_refusals();
   return changes_.any;
 }
@@ -232,11 +283,17 @@ bool Cordoning::for_loading(pb::Durable* durable) {
 // --------------------------------------------------------------------- ends
 
 bool Cordoning::after_step() {
+  const std::set<std::string> hosts = hosts_with_ranks(in_.view.durable);
+  // Not worth a write of its own: the next step shows it again.
+  in_.faults->mutable_proven()->Assign(hosts.begin(), hosts.end());
   if (in_.faults->suspects().empty() && !in_.faults->has_link_search())
     return false;
-  const std::set<std::string> hosts = hosts_with_ranks(in_.view.durable);
+  std::set<std::string> workers;
+  for (const pb::RankPlace& p : in_.view.durable.assignment().ranks())
+    workers.insert(p.worker());
   note_link_test(hosts);
-  if (clear_suspects(hosts, in_.unix_s, in_.faults)) changes_.any = true;
+  if (clear_suspects(hosts, workers, in_.unix_s, in_.faults))
+    changes_.any = true;
   return changes_.any;
 }
 
@@ -273,14 +330,22 @@ bool Cordoning::end_in_time() {
 }
 
 Result<std::string> Cordoning::lift(const std::string& name) {
-  const Roster::Member* m = in_.view.roster.find_alive(name);
-  const std::string host =
-      m != nullptr && !is_cordoned(*in_.faults, name) ? m->report.host() : name;
-  if (uncordon(host, in_.faults)) return host;
-  std::vector<std::string> hosts;
-  for (const pb::Cordon& c : in_.faults->cordons()) hosts.push_back(c.host());
-  return not_found(fmt::format("'{}' is not cordoned; cordoned hosts: {}", name,
-                               hosts.empty() ? "none" : join(hosts)));
+  if (uncordon(name, in_.faults)) return name;
+  const auto host_of = [&]() -> std::string {
+    if (const Roster::Member* m = in_.view.roster.find_alive(name);
+        m != nullptr && is_cordoned(*in_.faults, m->report.host(), name))
+      return m->report.host();
+    for (const pb::Cordon& c : in_.faults->cordons())
+      if (c.worker() == name) return c.host();
+    return "";
+  };
+  if (const std::string host = host_of(); uncordon(host, in_.faults))
+    return host;
+  std::vector<std::string> sites;
+  for (const pb::Cordon& c : in_.faults->cordons())
+    sites.push_back(site_text(c));
+  return not_found(fmt::format("'{}' is not cordoned; cordoned: {}", name,
+                               sites.empty() ? "none" : join(sites)));
 }
 
 }  // namespace remesh::core

@@ -36,7 +36,8 @@ class Cordoning {
     const MeshPolicy& policy;
     const pb::Elastic& elastic;
     double unix_s = 0;
-    bool stepped = false;  // the generation has committed a step
+    double generation_s = 0;  // since the generation was planned
+    bool stepped = false;     // the generation has committed a step
     pb::HostFaults* faults;
   };
   explicit Cordoning(const Inputs& in) : in_(in) {}
@@ -50,7 +51,8 @@ class Cordoning {
   // which is no such failure. `durable` is that of view.
   FailureVerdict judge(const Failure& fault, pb::Durable* durable);
   // The generation made a step: what failed before on the hosts of its ranks is
-  // over, and none of their links is bad. Returns whether anything changed.
+  // over, they are proven, and none of their links is bad. Returns whether
+  // anything changed.
   bool after_step();
   // Cordons hosts that have too little room for the states of the plan, unless
   // they are needed: without the others, or because of the states that they
@@ -68,16 +70,20 @@ class Cordoning {
   const Changes& changes() const { return changes_; }
 
  private:
-  bool others_remain(const std::vector<std::string>& failed,
+  bool others_remain(const std::vector<Site>& failed,
                      const Failure& fault) const;
-  bool possible_without(const std::vector<std::string>& hosts) const;
+  bool possible_without(const std::vector<Site>& sites,
+                        pb::HostFaults faults) const;
+  bool possible_without(const std::vector<Site>& sites) const {
+    return possible_without(sites, *in_.faults);
+  }
   bool needs_state_of(const std::set<std::string>& hosts) const;
-  void begin(const std::string& host, const std::string& peer,
-             const Failure& fault);
-  int64_t count(const std::string& host, const std::string& peer,
-                const Failure& fault, double remembered_s = 0);
+  void begin(const Site& site, const Failure& fault);
+  int64_t count(const Site& site, const Failure& fault,
+                double remembered_s = 0);
   Consequence after_broken(const Failure& fault);
   Consequence after_lost_message(const Failure& fault);
+  bool cordon_found_host();
   bool next_link_test();
   void note_link_test(const std::set<std::string>& hosts);
 

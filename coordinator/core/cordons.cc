@@ -14,8 +14,12 @@ namespace {
 
 constexpr double kFirstCordonS = 10;
 constexpr double kFirstLinkCordonS = 120;  // a failure costs a time limit
+constexpr double kCordonPerCost = 10;
 constexpr double kLongestCordonS = 3600;
 constexpr int64_t kFailuresAtStart = 2;
+// Ranks that die while they train, each soon after the one before.
+constexpr int64_t kFailuresInTraining = 4;
+constexpr double kSoonS = 60;
 // Losses of a host closer to each other than this are counted together.
 constexpr double kFlappingS = 300;
 // A host that is not heard of any more is forgotten some time after its last
@@ -26,17 +30,26 @@ constexpr int64_t kNever = INT64_MAX;
 
 double cordon_s(const pb::Cordon& c) {
   const int64_t doublings = std::clamp<int64_t>(c.failures() - 1, 0, 20);
-  const double first = c.peer().empty() ? kFirstCordonS : kFirstLinkCordonS;
+  const double first =
+      std::max(c.peer().empty() ? kFirstCordonS : kFirstLinkCordonS,
+               kCordonPerCost * c.cost_s());
   return std::min(kLongestCordonS,
                   first * static_cast<double>(int64_t{1} << doublings));
 }
 
+void set_site(const Site& site, pb::Cordon* c) {
+  c->set_host(site.host);
+  if (!site.worker.empty()) c->set_worker(site.worker);
+  if (!site.peer.empty()) c->set_peer(site.peer);
+  if (site.in_training) c->set_in_training(true);
+}
+
 template <typename Cordons>
-auto find_cordon(Cordons& all, const std::string& host,
-                 const std::string& peer) {
+auto find_suspect(Cordons& all, const Site& s) {
   return std::find_if(all.begin(), all.end(), [&](const pb::Cordon& c) {
-    return (c.host() == host && c.peer() == peer) ||
-           (!peer.empty() && c.host() == peer && c.peer() == host);
+    return c.worker() == s.worker && c.in_training() == s.in_training &&
+           ((c.host() == s.host && c.peer() == s.peer) ||
+            (!s.peer.empty() && c.host() == s.peer && c.peer() == s.host));
   });
 }
 
@@ -60,6 +73,14 @@ void set_failure(const Failure& f, pb::Cordon* c) {
   if (code_of(f) != 0) c->set_exit_code(code_of(f));
 }
 
+// Whether none of the sites is proven, but other hosts are.
+bool are_new(const std::vector<Site>& sites, const pb::Durable& durable) {
+  const pb::HostFaults& faults = durable.host_faults();
+  return faults.proven_size() > 0 &&
+         std::none_of(sites.begin(), sites.end(),
+                      [&](const Site& s) { return is_proven(faults, s.host); });
+}
+
 // Whether the state did not load on the taker's host alone, so that others may
 // load it. A second host that cannot load it shows that it is the state, if
 // there is another one as new.
@@ -75,11 +96,72 @@ bool only_the_taker_failed(const Failure& f, const ClusterView& view) {
 
 }  // namespace
 
-Blame blame_for(const Failure& f, const ClusterView& view,
-                const pb::Elastic& elastic, bool others_can_run) {
+std::vector<Site> sites_of(const Failure& f, const ClusterView& view) {
+  std::vector<Site> out;
+  const auto worker_is_well = [&](const auto& named) {
+    const auto& [name, m] = named;
+    return m.alive && m.reported && !m.leaving() && m.report.slots() > 0 &&
+           !f.workers.contains(name) &&
+           !failed_alike(view.durable.host_faults(), m.report.host(), name, f);
+  };
+  for (const std::string& host : f.hosts) {
+    std::vector<Site> failed;
+    bool others_are_well = false;
+    for (const auto& named : view.roster.members()) {
+      if (named.second.report.host() != host) continue;
+      if (f.workers.contains(named.first))
+        failed.push_back({.host = host, .worker = named.first});
+      others_are_well |= worker_is_well(named);
+    }
+    // What the host lacks, and its connection, concern all of its workers.
+    if (f.at_start && !f.silent && code_of(f) == 0 && others_are_well &&
+        !failed.empty())
+      out.insert(out.end(), failed.begin(), failed.end());
+    else
+      out.push_back({.host = host});
+  }
+  return out;
+}
+
+bool concerns(const Site& s, const std::string& host,
+              const std::string& worker) {
+  return s.host == host && (s.worker.empty() || s.worker == worker);
+}
+
+bool concerns(const pb::Cordon& c, const std::string& host,
+              const std::string& worker) {
+  return concerns(Site{.host = c.host(), .worker = c.worker()}, host, worker);
+}
+
+bool is_proven(const pb::HostFaults& faults, const std::string& host) {
+  return std::binary_search(faults.proven().begin(), faults.proven().end(),
+                            host);
+}
+
+Failure of_unproven(Failure f, const pb::HostFaults& faults) {
+  if (!f.at_start || code_of(f) != 0) return f;
+  std::set<std::string> hosts(f.hosts.begin(), f.hosts.end());
+  const bool between = !f.links.empty() || !f.between.empty();
+  for (const auto& [a, b] : f.links) hosts.insert({a, b});
+  hosts.insert(f.between.begin(), f.between.end());
+  std::erase_if(hosts, [&](const std::string& host) {
+    return is_proven(faults, host) ||
+           (between && failures_of(faults, {.host = host}) < kFailuresAtStart);
+  });
+  if (hosts.empty() || faults.proven().empty()) return f;
+  std::erase_if(f.hosts, [&](auto& host) { return !hosts.contains(host); });
+  if (between) f.hosts.assign(hosts.begin(), hosts.end());
+  f.links.clear();
+  f.between.clear();
+  return f;
+}
+
+Blame blame_for(const Failure& f, const std::vector<Site>& sites,
+                const ClusterView& view, const pb::Elastic& elastic,
+                bool others_can_run) {
   const int64_t most = elastic.max_same_failures();
-  if (f.hosts.empty()) return {};
-  if (f.exit_code == kExitFailed) return {.hosts = f.hosts};
+  if (sites.empty()) return {};
+  if (f.exit_code == kExitFailed) return {.sites = sites};
   const bool bad = source_is_bad(f, view.durable.assignment().source());
   if (f.exit_code == kExitNoRoom || (bad && only_the_taker_failed(f, view))) {
     // In the end an older source is better than none (failure_budget.h). It
@@ -88,31 +170,39 @@ Blame blame_for(const Failure& f, const ClusterView& view,
         bad || view.durable.assignment().source().kind() == pb::Source::MEMORY;
     const bool wait =
         others_can_run || !older_helps ||
-        failures_of(view.durable.host_faults(), f.hosts[0]) + 1 < most;
-    if (!wait && bad) return {.hosts = f.hosts, .enough = kNever};
+        failures_of(view.durable.host_faults(), sites[0]) + 1 < most;
+    if (!wait && bad) return {.sites = sites, .enough = kNever};
     if (!wait) return {};
     // At the second failure there were no replicas to make room for.
-    return {.hosts = f.hosts,
+    return {.sites = sites,
             .enough = f.exit_code == kExitNoRoom ? 2 : 1,
-            .hosts_alone = others_can_run};
+            .sites_alone = others_can_run};
   }
   if (bad && !source_is_there(view.roster, view.durable.assignment().source()))
     return {};
-  if (bad) return {.hosts = f.hosts, .enough = kNever};
+  if (bad) return {.sites = sites, .enough = kNever};
   if (f.at_start) {
     // A daemon may be restarted by people.
-    const bool soon = others_can_run && (f.rank >= 0 || f.silent);
-    return {.hosts = f.hosts,
-            .enough = soon ? kFailuresAtStart : most,
-            .hosts_alone = others_can_run};
+    const bool soon = others_can_run && (f.rank >= 0 || f.silent || f.hung);
+    // A hang costs much more than the end of a process.
+    const bool at_once = soon && f.hung && are_new(sites, view.durable);
+    return {.sites = sites,
+            .enough = at_once ? 1
+                      : soon  ? kFailuresAtStart
+                              : most,
+            .sites_alone = others_can_run};
   }
-  const std::vector<std::string> host = {f.hosts[0]};
   if (f.rank >= 0 && view.durable.budget().same_failures() >= most)
-    return {.hosts = host};
-  if (f.silent && others_can_run)
-    return {
-        .hosts = host, .enough = kFailuresAtStart, .remembered_s = kFlappingS};
-  return {};
+    return {.sites = {sites[0]}};
+  if (!others_can_run) return {};
+  if (f.silent)
+    return {.sites = {sites[0]},
+            .enough = kFailuresAtStart,
+            .remembered_s = kFlappingS};
+  Site site = sites[0];
+  site.in_training = true;
+  return {
+      .sites = {site}, .enough = kFailuresInTraining, .remembered_s = kSoonS};
 }
 
 std::set<std::string> hosts_failed_alike(const pb::HostFaults& faults,
@@ -125,9 +215,9 @@ std::set<std::string> hosts_failed_alike(const pb::HostFaults& faults,
 }
 
 bool failed_alike(const pb::HostFaults& faults, const std::string& host,
-                  const Failure& f) {
+                  const std::string& worker, const Failure& f) {
   const auto alike = [&](const pb::Cordon& c) {
-    return c.host() == host && is_alike(c, f);
+    return concerns(c, host, worker) && !c.in_training() && is_alike(c, f);
   };
   return std::any_of(faults.cordons().begin(), faults.cordons().end(), alike) ||
          std::any_of(faults.suspects().begin(), faults.suspects().end(),
@@ -154,27 +244,34 @@ std::optional<int64_t> rescue_wait_ms(int64_t failures,
   return wait_ms;
 }
 
-bool is_cordoned(const pb::HostFaults& faults, const std::string& host) {
+bool is_cordoned(const pb::HostFaults& faults, const std::string& host,
+                 const std::string& worker) {
   return is_apart(faults.link_search(), host) ||
-         std::any_of(faults.cordons().begin(), faults.cordons().end(),
-                     [&](const pb::Cordon& c) { return c.host() == host; });
+         std::any_of(
+             faults.cordons().begin(), faults.cordons().end(),
+             [&](const pb::Cordon& c) { return concerns(c, host, worker); });
 }
 
-std::string cordon_reason(const pb::HostFaults& faults,
-                          const std::string& host) {
+std::string cordon_reason(const pb::HostFaults& faults, const std::string& host,
+                          const std::string& worker) {
   for (const pb::Cordon& c : faults.cordons())
-    if (c.host() == host) return c.reason();
+    if (concerns(c, host, worker)) return c.reason();
   if (is_apart(faults.link_search(), host))
     return search_text(faults.link_search());
   return "";
+}
+
+std::string site_text(const pb::Cordon& c) {
+  return c.worker().empty() ? c.host()
+                            : "worker " + c.worker() + " on " + c.host();
 }
 
 std::string cordons_text(const pb::HostFaults& faults) {
   std::string out;
   for (const pb::Cordon& c : faults.cordons())
     out += fmt::format("{}{} (cordoned: {})",
-                       out.empty() ? "no ranks are placed on " : ", ", c.host(),
-                       c.reason());
+                       out.empty() ? "no ranks are placed on " : ", ",
+                       site_text(c), c.reason());
   for (const std::string& host : faults.link_search().apart())
     out +=
         fmt::format("{}{} ({})", out.empty() ? "no ranks are placed on " : ", ",
@@ -186,25 +283,22 @@ double remaining_s(const pb::Cordon& c, double now_s) {
   return std::clamp(c.until() - now_s, 0.0, cordon_s(c));
 }
 
-int64_t failures_of(const pb::HostFaults& faults, const std::string& host,
-                    const std::string& peer) {
-  const auto it = find_cordon(faults.suspects(), host, peer);
+int64_t failures_of(const pb::HostFaults& faults, const Site& site) {
+  const auto it = find_suspect(faults.suspects(), site);
   return it == faults.suspects().end() ? 0 : it->failures();
 }
 
-int64_t suspect(const std::string& host, const std::string& peer,
-                const Failure& failure, double remembered_s, double now_s,
-                pb::HostFaults* faults) {
+int64_t suspect(const Site& site, const Failure& failure, double remembered_s,
+                double now_s, pb::HostFaults* faults) {
   auto* all = faults->mutable_suspects();
   erase_if(all, [&](const pb::Cordon& c) {
-    return now_s - c.until() > kForgottenS;
+    return now_s - c.until() > kForgottenS ||
+           (site.in_training && c.in_training() && c.host() != site.host);
   });
-  auto it = find_cordon(*all, host, peer);
+  auto it = find_suspect(*all, site);
   if (it == all->end()) {
     if (all->size() >= kMostSuspects) all->DeleteSubrange(0, 1);
-    pb::Cordon* c = all->Add();
-    c->set_host(host);
-    if (!peer.empty()) c->set_peer(peer);
+    set_site(site, all->Add());
     it = all->end() - 1;
   } else if (remembered_s > 0 && now_s > it->until()) {
     it->set_failures(0);  // long ago
@@ -215,16 +309,22 @@ int64_t suspect(const std::string& host, const std::string& peer,
   return it->failures();
 }
 
-pb::Cordon cordon(const std::string& host, const std::string& peer,
-                  const Failure& failure, double now_s,
+pb::Cordon cordon(const Site& site, const Failure& failure, double now_s,
                   pb::HostFaults* faults) {
-  end_cordon(host, faults);
+  erase_if(faults->mutable_cordons(), [&](const pb::Cordon& c) {
+    return concerns(site, c.host(), c.worker());
+  });
   pb::Cordon* c = faults->add_cordons();
-  c->set_host(host);
+  set_site(site, c);
   set_failure(failure, c);
-  c->set_failures(std::max<int64_t>(1, failures_of(*faults, host, peer)));
-  if (!peer.empty()) c->set_peer(peer);
+  c->set_failures(std::max<int64_t>(1, failures_of(*faults, site)));
+  if (failure.cost_s > 0) c->set_cost_s(failure.cost_s);
   c->set_until(now_s + cordon_s(*c));
+  // What is remembered for a while is so after the cordon.
+  auto* all = faults->mutable_suspects();
+  const auto it = find_suspect(*all, site);
+  if (it != all->end() && it->until() > now_s)
+    it->set_until(c->until() + (it->until() - now_s));
   return *c;
 }
 
@@ -233,7 +333,7 @@ std::vector<pb::Cordon> end_cordons(double now_s, pb::HostFaults* faults) {
   for (pb::Cordon& c : *faults->mutable_cordons())
     if (c.until() - now_s > cordon_s(c)) c.set_until(now_s + cordon_s(c));
   for (pb::Cordon& c : *faults->mutable_suspects())
-    c.set_until(std::min(c.until(), now_s + kFlappingS));
+    c.set_until(std::min(c.until(), now_s + kLongestCordonS + kFlappingS));
   std::vector<pb::Cordon> ended;
   erase_if(faults->mutable_cordons(), [&](const pb::Cordon& c) {
     if (remaining_s(c, now_s) > 0) return false;
@@ -259,11 +359,13 @@ bool uncordon(const std::string& host, pb::HostFaults* faults) {
   return true;
 }
 
-bool clear_suspects(const std::set<std::string>& hosts, double now_s,
+bool clear_suspects(const std::set<std::string>& hosts,
+                    const std::set<std::string>& workers, double now_s,
                     pb::HostFaults* faults) {
   return erase_if(faults->mutable_suspects(), [&](const pb::Cordon& c) {
     return now_s >= c.until() && hosts.contains(c.host()) &&
-           (c.peer().empty() || hosts.contains(c.peer()));
+           (c.peer().empty() || hosts.contains(c.peer())) &&
+           (c.worker().empty() || workers.contains(c.worker()));
   });
 }
 

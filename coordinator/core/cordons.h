@@ -1,10 +1,16 @@
 // Cordons: hosts that get no ranks for a while because of what failed there.
 //
-// Failures are counted by host (HostFaults.suspects). Enough of them in a row
-// cordon the host (HostFaults.cordons); the next failure after the cordon has
-// ended cordons it again, for twice as long. The first finished step of a mesh
-// with ranks on the host clears its count. A cordon with a peer concerns the
-// link between two hosts: either host alone is well, so one of them is enough.
+// Failures are counted by site (HostFaults.suspects): by host or, if a worker
+// fails to start its ranks beside others of its host that do, by worker. Enough
+// of them in a row cordon the site (HostFaults.cordons), for at least ten times
+// as long as the last one interrupted training; the next failure after the
+// cordon has ended cordons it again, for twice as long. The first finished step
+// of a mesh with ranks there clears the count. A cordon with a peer concerns
+// the link between two hosts: either host alone is well, so one of them is
+// enough.
+//
+// Hosts that took part in the newest generation that made a step are proven.
+// What fails at the start of a mesh that adds others is put down to the others.
 //
 // Functions of pb::HostFaults, which the journal keeps. Pure.
 #pragma once
@@ -21,32 +27,56 @@
 
 namespace remesh::core {
 
-// The hosts that a failure is put down to.
+// What failures are counted on.
+struct Site {
+  std::string host;
+  std::string worker;  // "": all workers of the host
+  std::string peer;    // the link to this host; "": the host itself
+  // Failures of ranks that had made steps: they say nothing about a start.
+  bool in_training = false;
+};
+
+// The sites that a failure is put down to.
 struct Blame {
-  std::vector<std::string> hosts;
+  std::vector<Site> sites;
   int64_t enough = 1;  // failures in a row there that cordon them
   // Seconds during which a finished step does not clear the count.
   double remembered_s = 0;
-  // The hosts are to blame whatever the others would do, so that the failure
+  // The sites are to blame whatever the others would do, so that the failure
   // says nothing about the job.
-  bool hosts_alone = false;
+  bool sites_alone = false;
 };
 
 // A host where the job failed so often without a finished step between is at
 // fault even after its cordon, which it was given to get well.
 inline constexpr int64_t kAtFault = 3;
 
-// others_can_run: a mesh without these hosts is possible now. REQUIRES: the
-// failure is counted (failure_budget.h).
-Blame blame_for(const Failure& failure, const ClusterView& view,
-                const pb::Elastic& elastic, bool others_can_run);
+// Where the failure happened: its hosts or, where another worker of the host
+// has not failed, its workers.
+std::vector<Site> sites_of(const Failure& failure, const ClusterView& view);
+// Whether failures there concern this worker.
+bool concerns(const Site& site, const std::string& host,
+              const std::string& worker);
+bool concerns(const pb::Cordon& cordon, const std::string& host,
+              const std::string& worker);
+// The failure at the start of a mesh of proven hosts and others, as that of the
+// others: of those that failed or, if it is between hosts, of those that failed
+// so before.
+Failure of_unproven(Failure failure, const pb::HostFaults& faults);
+bool is_proven(const pb::HostFaults& faults, const std::string& host);
+
+// sites: those of the failure. others_can_run: a mesh without them is possible
+// now. REQUIRES: the failure is counted (failure_budget.h).
+Blame blame_for(const Failure& failure, const std::vector<Site>& sites,
+                const ClusterView& view, const pb::Elastic& elastic,
+                bool others_can_run);
 
 // Hosts that failed like this since the last step of a mesh with them.
 std::set<std::string> hosts_failed_alike(const pb::HostFaults& faults,
                                          const Failure& failure);
-// Whether the host failed like this, and is cordoned for it or at fault.
+// Whether the worker failed like this, and is cordoned for it or at fault.
 bool failed_alike(const pb::HostFaults& faults, const std::string& host,
-                  const Failure& failure);
+                  const std::string& worker, const Failure& failure);
 
 // Whether ranks failed in the same way on that host: with the same one of the
 // exit codes that say why (cause.h), or with none of them.
@@ -60,35 +90,38 @@ inline constexpr int64_t kRescueMs = 60'000;
 std::optional<int64_t> rescue_wait_ms(int64_t failures,
                                       const pb::Elastic& elastic);
 
-bool is_cordoned(const pb::HostFaults& faults, const std::string& host);
-// Why no ranks are placed on the host; "" if it is not cordoned.
-std::string cordon_reason(const pb::HostFaults& faults,
-                          const std::string& host);
+// worker "": whether none of the host's workers gets ranks.
+bool is_cordoned(const pb::HostFaults& faults, const std::string& host,
+                 const std::string& worker = "");
+// Why no ranks are placed on the worker; "" if it is not cordoned.
+std::string cordon_reason(const pb::HostFaults& faults, const std::string& host,
+                          const std::string& worker);
+// "h2", or "worker w3 on h2".
+std::string site_text(const pb::Cordon& cordon);
 // "no ranks are placed on h2 (cordoned: ...)", for what the job waits for; "".
 std::string cordons_text(const pb::HostFaults& faults);
 // Until the cordon ends; at most its full time, should the clock have been set
 // back.
 double remaining_s(const pb::Cordon& cordon, double now_s);
 
-// Failures in a row on the host, or on its link to `peer`.
-int64_t failures_of(const pb::HostFaults& faults, const std::string& host,
-                    const std::string& peer = "");
-// Adds this one and returns failures_of().
-int64_t suspect(const std::string& host, const std::string& peer,
-                const Failure& failure, double remembered_s, double now_s,
-                pb::HostFaults* faults);
+// Failures in a row there.
+int64_t failures_of(const pb::HostFaults& faults, const Site& site);
+// Adds this one and returns failures_of(). In training, others end the row.
+int64_t suspect(const Site& site, const Failure& failure, double remembered_s,
+                double now_s, pb::HostFaults* faults);
 // Begins a cordon, or begins again. Returns it.
-pb::Cordon cordon(const std::string& host, const std::string& peer,
-                  const Failure& failure, double now_s, pb::HostFaults* faults);
+pb::Cordon cordon(const Site& site, const Failure& failure, double now_s,
+                  pb::HostFaults* faults);
 // Ends cordons whose time is over. Returns them.
 std::vector<pb::Cordon> end_cordons(double now_s, pb::HostFaults* faults);
-// Ends the host's cordon; false if it had none.
+// Ends the cordons of the host and its workers; false if it had none.
 bool end_cordon(const std::string& host, pb::HostFaults* faults);
 // The same, and forgets its failures; false if it had no cordon.
 bool uncordon(const std::string& host, pb::HostFaults* faults);
-// A mesh with ranks on these hosts has finished a step. Returns whether a count
-// was cleared.
-bool clear_suspects(const std::set<std::string>& hosts, double now_s,
+// A mesh with ranks on these workers of these hosts has finished a step.
+// Returns whether a count was cleared.
+bool clear_suspects(const std::set<std::string>& hosts,
+                    const std::set<std::string>& workers, double now_s,
                     pb::HostFaults* faults);
 
 }  // namespace remesh::core

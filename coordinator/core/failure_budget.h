@@ -34,11 +34,11 @@ struct FailureVerdict {
   bool no_room = false;
 };
 
-// What a failure means for the hosts that it is put down to.
+// What a failure means for the sites (cordons.h) that it is put down to.
 enum class Consequence {
   kNone,
   kSuspected,   // counted there; not often enough for a cordon
-  kHostsAlone,  // the same, and others could run the job in their place
+  kSitesAlone,  // the same, and others could run the job in their place
   kCordoned,    // the next generation runs without them
 };
 

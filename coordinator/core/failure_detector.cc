@@ -31,15 +31,25 @@ std::string links_text(const Failure& f) {
   return ", between two of the hosts " + join({hosts.begin(), hosts.end()});
 }
 
-void add_host(const std::string& host, Failure* f) {
-  if (std::find(f->hosts.begin(), f->hosts.end(), host) == f->hosts.end())
-    f->hosts.push_back(host);
+void add_place(const RankView& r, Failure* f) {
+  f->workers.insert(r.worker);
+  if (std::find(f->hosts.begin(), f->hosts.end(), r.host) == f->hosts.end())
+    f->hosts.push_back(r.host);
+}
+
+// No host is to blame alone, but a link between two of these.
+void put_between(std::set<std::string> hosts, Failure* f) {
+  if (hosts.size() == 2)
+    f->links = {{*hosts.begin(), *hosts.rbegin()}};
+  else if (hosts.size() > 2)
+    f->between = std::move(hosts);
 }
 
 // Where and how far into the generation the rank failed.
 void locate(const RankView& r, const pb::Durable& d, Failure* f) {
   const pb::RankStatus& s = *r.status;
   f->hosts = {r.host};
+  f->workers = {r.worker};
   f->at_start = s.committed_step() <= d.assignment().source().step();
   f->before_training = f->at_start && s.phase() < pb::RankStatus::COMPUTE;
 }
@@ -117,13 +127,15 @@ std::optional<Failure> FailureDetector::find_exit(
             .exit_code = s.signal() != 0 ? 0 : s.exit_code()};
   locate(ranks[*first], view.durable, &f);
   f.links = broken_link(ranks, ranks[*first]);
-  if (!f.links.empty()) {  // no host is to blame
+  if (f.links.empty()) put_between(unconnected_hosts(ranks, ranks[*first]), &f);
+  if (!f.links.empty() || !f.between.empty()) {  // no host is to blame
     f.what += links_text(f);
     f.hosts.clear();
+    f.workers.clear();
     return f;
   }
   for (const RankView& r : ranks)
-    if (died_like(*r.status, s)) add_host(r.host, &f);
+    if (died_like(*r.status, s)) add_place(r, &f);
   return f;
 }
 
@@ -147,6 +159,7 @@ std::optional<Failure> FailureDetector::find_lost_worker(
               .what = why,
               .worker = p.name(),
               .hosts = {p.host()},
+              .workers = {p.name()},
               .at_start = !has_stepped_,
               .before_training = !has_stepped_,
               .silent = is_silent(m)};
@@ -209,13 +222,11 @@ std::optional<Failure> FailureDetector::find_hang(
   std::erase_if(ranks, [](const RankView& r) { return r.status->exited(); });
   const Stuck stuck = find_stuck(ranks);
   const RankView& r = ranks[stuck.rank];
-  Failure failure{.what = stuck_text(ranks, stuck), .step = r.status->step()};
+  Failure failure{
+      .what = stuck_text(ranks, stuck), .step = r.status->step(), .hung = true};
   if (stuck.lost_message) {  // no rank is to blame
     failure.links = silent_links(ranks, stuck);
-    failure.between = silent_hosts(ranks, stuck);
-    if (failure.between.size() == 2)
-      failure.links = {{*failure.between.begin(), *failure.between.rbegin()}};
-    if (failure.between.size() <= 2) failure.between.clear();
+    put_between(silent_hosts(ranks, stuck), &failure);
     failure.at_start = failure.before_training = !has_stepped_;
     failure.what += links_text(failure);
     return failure;
@@ -227,7 +238,7 @@ std::optional<Failure> FailureDetector::find_hang(
   for (const RankView& other : ranks)
     if (other.stalled_ms > limit && !other.status->waits() &&
         other.status->os_state() == r.status->os_state())
-      add_host(other.host, &failure);
+      add_place(other, &failure);
   return failure;
 }
 

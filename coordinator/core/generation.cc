@@ -86,6 +86,7 @@ void Coordinator::begin_generation(
   if (options_.job.train().max_skipped_steps() > 0)
     add_past_steps(ledger_.before(a.source().step(), checkpoints), &a);
   const auto unpinned = adopt_plan(std::move(plan), options_.job, &durable_);
+  planned_ms_ = now_ms_;
   times_.begin(decision.placement.layout, hosts_of(decision.placement, roster_),
                lost);
   gathering_.begin_generation();
@@ -163,12 +164,14 @@ void Coordinator::restore_steps(int64_t generation, int64_t step,
 // ----------------------------------------------------------------- cordons
 
 Cordoning Coordinator::cordoning() {
-  return Cordoning({.view = view(),
-                    .policy = policy_,
-                    .elastic = options_.job.elastic(),
-                    .unix_s = unix_now(),
-                    .stepped = detector_.has_stepped(),
-                    .faults = durable_.mutable_host_faults()});
+  return Cordoning(
+      {.view = view(),
+       .policy = policy_,
+       .elastic = options_.job.elastic(),
+       .unix_s = unix_now(),
+       .generation_s = static_cast<double>(now_ms_ - planned_ms_) / 1000,
+       .stepped = detector_.has_stepped(),
+       .faults = durable_.mutable_host_faults()});
 }
 
 bool Coordinator::cordon(const std::function<bool(Cordoning&)>& decide) {

@@ -109,8 +109,8 @@ pb::WorkerStatus StatusReporter::worker_status(const Inputs& in,
   out.set_state(state_of(m));
   out.set_draining(m.leaving());
   if (const pb::HostFaults& faults = in.view.durable.host_faults();
-      is_cordoned(faults, m.report.host()))
-    out.set_cordoned(cordon_reason(faults, m.report.host()));
+      is_cordoned(faults, m.report.host(), name))
+    out.set_cordoned(cordon_reason(faults, m.report.host(), name));
   for (const pb::RankStatus& s : m.report.ranks()) {
     pb::RankStatus* rank = out.add_ranks();
     *rank = s;
@@ -172,7 +172,7 @@ pb::JobStatus StatusReporter::status(const Inputs& in) {
   int slots = 0;
   for (const auto& [name, m] : in.view.roster.members()) {
     *s.add_workers() = worker_status(in, name, m);
-    if (m.alive && !is_cordoned(d.host_faults(), m.report.host()))
+    if (m.alive && !is_cordoned(d.host_faults(), m.report.host(), name))
       slots += m.report.slots();
   }
   s.set_spares(std::max(0, slots - d.assignment().ranks_size()));

@@ -81,11 +81,16 @@ std::optional<Link> found_link(const pb::LinkSearch& s) {
 }
 
 bool set_apart(const std::function<bool(const Hosts&)>& can,
-               pb::LinkSearch* s) {
+               const Hosts& unproven, pb::LinkSearch* s) {
   const Hosts ends = to_set(s->ends());
   const Hosts others = to_set(s->others());
   // A share of 1/sqrt(2) of the hosts has half of all pairs.
   const bool both = ends == others;
+  if (const Hosts first = common(ends, unproven);
+      both && !first.empty() && can(first)) {
+    assign(first, s->mutable_apart());
+    return true;
+  }
   const Hosts from = ends.size() == 1 ? without(others, ends) : ends;
   const double share = both ? 1 - std::sqrt(0.5) : 0.5;
   const auto most = std::max<size_t>(

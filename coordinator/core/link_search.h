@@ -32,10 +32,10 @@ size_t num_links(const pb::LinkSearch& search);
 std::optional<Link> found_link(const pb::LinkSearch& search);
 
 // Chooses the hosts that get no ranks in the next test: search->apart(). `can`:
-// whether the job can run without these hosts. False if it can run without none
-// of them; then nobody is set apart.
+// whether the job can run without these hosts. unproven: those to begin with.
+// False if it can run without none of them; then nobody is set apart.
 bool set_apart(const std::function<bool(const std::set<std::string>&)>& can,
-               pb::LinkSearch* search);
+               const std::set<std::string>& unproven, pb::LinkSearch* search);
 
 bool in_question(const pb::LinkSearch& search, const std::string& host);
 bool is_apart(const pb::LinkSearch& search, const std::string& host);

@@ -36,15 +36,17 @@ MeshPolicy::MeshPolicy(const pb::Job& job,
 
 // --------------------------------------------------------------- placement
 
-std::optional<int64_t> MeshPolicy::rescue_in_ms(const ClusterView& view,
-                                                const std::string& host) const {
+std::optional<int64_t> MeshPolicy::rescue_in_ms(
+    const ClusterView& view, const std::string& host,
+    const std::string& worker) const {
   const pb::HostFaults& faults = view.durable.host_faults();
   if (is_apart(faults.link_search(), host) &&
       faults.link_search().failures() >= job_.elastic().max_same_failures())
     return std::nullopt;
   int64_t in_ms = 0;
   for (const pb::Cordon& c : faults.cordons()) {
-    if (c.host() != host) continue;
+    // Ranks that die in training do start, and can save.
+    if (!concerns(c, host, worker) || c.in_training()) continue;
     const auto wait_ms = rescue_wait_ms(c.failures(), job_.elastic());
     if (!wait_ms) return std::nullopt;
     in_ms = std::max(in_ms, *wait_ms - (view.now_ms - view.phase_since_ms));
@@ -53,26 +55,26 @@ std::optional<int64_t> MeshPolicy::rescue_in_ms(const ClusterView& view,
 }
 
 bool MeshPolicy::is_set_aside(const ClusterView& view, const std::string& host,
-                              bool everyone) const {
-  return everyone ? rescue_in_ms(view, host) != 0
-                  : is_cordoned(view.durable.host_faults(), host);
+                              const std::string& worker, bool everyone) const {
+  return everyone ? rescue_in_ms(view, host, worker) != 0
+                  : is_cordoned(view.durable.host_faults(), host, worker);
 }
 
-bool MeshPolicy::is_usable(const ClusterView& view, const Roster::Member& m,
-                           bool everyone) const {
+bool MeshPolicy::is_usable(const ClusterView& view, const std::string& worker,
+                           const Roster::Member& m, bool everyone) const {
   // A daemon that crashes in a loop is not there for long.
   const bool stays = !view.keeps_joining || view.now_ms - m.joined_ms >=
                                                 job_.elastic().join_window_ms();
   return m.alive && m.reported && !m.sent_away && m.report.slots() >= 0 &&
          (everyone || !m.leaving()) && (everyone || stays) &&
-         !is_set_aside(view, m.report.host(), everyone);
+         !is_set_aside(view, m.report.host(), worker, everyone);
 }
 
 std::vector<std::string> MeshPolicy::builds(const ClusterView& view,
                                             bool everyone) const {
   std::map<std::string, int64_t> slots;
   for (const auto& [name, m] : view.roster.members())
-    if (is_usable(view, m, everyone))
+    if (is_usable(view, name, m, everyone))
       slots[m.report.build()] += m.report.slots();
   std::vector<std::string> out;
   for (const auto& [build, n] : slots) out.push_back(build);
@@ -95,7 +97,8 @@ planner::PlacementRequest MeshPolicy::request(const ClusterView& view,
                                               bool everyone) const {
   planner::PlacementRequest r = asked_;
   for (const auto& [name, m] : view.roster.members()) {
-    if (!is_usable(view, m, everyone) || m.report.build() != build) continue;
+    if (!is_usable(view, name, m, everyone) || m.report.build() != build)
+      continue;
     r.workers.push_back({.worker = name,
                          .host = m.report.host(),
                          .slots = m.report.slots(),
@@ -165,7 +168,7 @@ std::optional<planner::Placement> MeshPolicy::place_as_before(
     const Roster::Member* m = view.roster.find_alive(p.worker());
     if (m == nullptr || m->sent_away || m->report.slots() <= p.local_slot() ||
         m->report.build() != a.build() ||
-        is_set_aside(view, m->report.host(), /*everyone=*/true))
+        is_set_aside(view, m->report.host(), p.worker(), /*everyone=*/true))
       return std::nullopt;
     out.ranks.push_back({.rank = p.rank(),
                          .worker = p.worker(),
@@ -229,8 +232,8 @@ bool MeshPolicy::awaits_hardware(const ClusterView& view) const {
     return false;
   const auto& members = view.roster.members();
   return std::any_of(members.begin(), members.end(), [&](const auto& named) {
-    const Roster::Member& m = named.second;
-    return is_usable(view, m, /*everyone=*/false) && !m.hardware_known;
+    const auto& [name, m] = named;
+    return is_usable(view, name, m, /*everyone=*/false) && !m.hardware_known;
   });
 }
 
@@ -273,7 +276,7 @@ std::optional<MeshPolicy::MeshChange> MeshPolicy::wanted_change(
   int slots = 0;
   for (const auto& [name, m] : view.roster.members())
     if (m.alive && m.reported && !m.leaving() &&
-        !is_cordoned(d.host_faults(), m.report.host()))
+        !is_cordoned(d.host_faults(), m.report.host(), name))
       slots += m.report.slots();
   const int ranks = d.assignment().ranks_size();
   if (slots <= ranks && !asked && !d.rescue() && !time_to_look(view))

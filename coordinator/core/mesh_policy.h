@@ -67,10 +67,11 @@ class MeshPolicy {
                                              const std::string& build,
                                              const std::set<std::string>& hosts,
                                              int fewer) const;
-  // How long no rescue may use the host, from now; nothing: ranks failed there
-  // too often.
+  // How long no rescue may use the host, or this worker on it, from now;
+  // nothing: ranks failed there too often.
   std::optional<int64_t> rescue_in_ms(const ClusterView& view,
-                                      const std::string& host) const;
+                                      const std::string& host,
+                                      const std::string& worker = "") const;
   // The builds of the workers that can be used. Ranks of two builds are never
   // mixed in a mesh: the first build is used, which offers the most slots or,
   // among equals, runs now. everyone: with those of workers that are leaving.
@@ -107,11 +108,11 @@ class MeshPolicy {
   Status check_scale(const ClusterView& view, int64_t slots) const;
 
  private:
-  // Whether no ranks are placed on the host now.
+  // Whether no ranks are placed on the worker now.
   bool is_set_aside(const ClusterView& view, const std::string& host,
-                    bool everyone) const;
-  bool is_usable(const ClusterView& view, const Roster::Member& member,
-                 bool everyone) const;
+                    const std::string& worker, bool everyone) const;
+  bool is_usable(const ClusterView& view, const std::string& worker,
+                 const Roster::Member& member, bool everyone) const;
   std::optional<MeshChange> change_for_search(const ClusterView& view) const;
   bool wants_to_weigh(const ClusterView& view) const;
   bool time_to_look(const ClusterView& view) const;

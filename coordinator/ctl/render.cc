@@ -116,6 +116,8 @@ std::string sentence_of(const pb::EventRecord& e) {
   if (e.event() == events::kMesh) return mesh_event(e);
   if (e.event() == events::kFailure) return failure_event(e);
   const std::string worker = "worker " + e.worker();
+  const std::string where =
+      (e.worker().empty() ? "" : worker + " of ") + "host " + e.host();
   const std::pair<const events::EventKind*, std::string> sentences[] = {
       {&events::kWorkerJoined, worker + " joined"},
       {&events::kWorkerBack, worker + " returned"},
@@ -123,8 +125,8 @@ std::string sentence_of(const pb::EventRecord& e) {
       {&events::kWorkerLeaving, worker + " is leaving"},
       {&events::kWorkerLost, worker + " lost"},
       {&events::kDrain, "draining " + worker},
-      {&events::kHostCordoned, "host " + e.host() + " cordoned"},
-      {&events::kHostUncordoned, "host " + e.host() + " used again"},
+      {&events::kHostCordoned, where + " cordoned"},
+      {&events::kHostUncordoned, where + " used again"},
       {&events::kMeshAsked, "mesh requested"},
       {&events::kScaleAsked, "slot limit changed"},
       {&events::kMeshReleased, "requested mesh released"},

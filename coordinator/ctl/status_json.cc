@@ -166,6 +166,7 @@ std::string status_json(const pb::JobStatus& s, const RunFacts& facts) {
                                 {"reason", c.reason()},
                                 {"failures", c.failures()},
                                 {"remaining_s", c.remaining_s()}});
+    if (!c.worker().empty()) j["cordons"].back()["worker"] = c.worker();
     if (!c.peer().empty()) j["cordons"].back()["peer"] = c.peer();
   }
   j["dropped"] = s.dropped();

@@ -60,12 +60,14 @@ std::string worker_table(const pb::JobStatus& s) {
   return s.workers_size() == 0 ? "  no workers\n" : table(rows);
 }
 
-// One line for each cordoned host.
+// One line for each cordon.
 std::string cordon_lines(const pb::JobStatus& s) {
   std::string out;
   for (const pb::Cordon& c : s.cordons())
-    out += fmt::format("  host {} is cordoned for {}: {}\n", c.host(),
-                       format_duration(c.remaining_s()), c.reason());
+    out +=
+        fmt::format("  {}host {} is cordoned for {}: {}\n",
+                    c.worker().empty() ? "" : "worker " + c.worker() + " of ",
+                    c.host(), format_duration(c.remaining_s()), c.reason());
   return out;
 }
 

@@ -1,4 +1,4 @@
-// A host on which ranks do not start, beside one that trains.
+// A host or worker on which ranks do not start, beside one that trains.
 #include <fmt/format.h>
 
 #include "tests/e2e/e2e.h"
@@ -9,23 +9,26 @@ namespace {
 
 class CordonTest : public E2e {
  protected:
-  // `bad` joins a job on another host: its host is cordoned, tried again when
-  // that is asked for, and costs no finished step.
-  void expect_cordoned(testing::WorkerStart bad, const std::string& why);
+  // `bad` joins a job on another host, or on the same: that host or worker is
+  // cordoned, tried again when that is asked for, and costs no finished step.
+  void expect_cordoned(testing::WorkerStart bad, const std::string& why,
+                       const std::string& host = "bad-host");
 };
 
 void CordonTest::expect_cordoned(testing::WorkerStart bad,
-                                 const std::string& why) {
+                                 const std::string& why,
+                                 const std::string& host) {
   make(endless({{"checkpoint.interval", "0"}}));
   c().start_coordinator();
   c().start_worker({.name = "good", .more = {"--host-name", "good-host"}});
   ASSERT_TRUE(c().wait_for_step(5));
   bad.name = "bad";
-  bad.more.insert(bad.more.end(), {"--host-name", "bad-host"});
+  bad.more.insert(bad.more.end(), {"--host-name", host});
   c().start_worker(bad);
   ASSERT_TRUE(c().wait_for_event("host_cordoned"));
   const Json e = c().events_named("host_cordoned")[0];
-  EXPECT_EQ(e["host"], "bad-host") << e;
+  EXPECT_EQ(e["host"], host) << e;
+  EXPECT_EQ(e.contains("worker"), host == "good-host") << e;
   EXPECT_NE(e.value("cause", "").find(why), std::string::npos) << e;
   ASSERT_TRUE(c().wait_for_step(c().last_step() + 20));
 
@@ -33,7 +36,7 @@ void CordonTest::expect_cordoned(testing::WorkerStart bad,
     return s["cordons"].size() == 1 && s["cordons"][0]["remaining_s"] > 0;
   });
   ASSERT_FALSE(status.is_null());
-  EXPECT_EQ(status["cordons"][0]["host"], "bad-host");
+  EXPECT_EQ(status["cordons"][0]["host"], host);
   for (const Json& w : status["workers"])
     EXPECT_EQ(w["cordoned"] == "", w["name"] == "good") << w;
   EXPECT_EQ(c().remesh({"uncordon", "good", c().run_dir()}).exit.code, 5);
@@ -50,6 +53,11 @@ void CordonTest::expect_cordoned(testing::WorkerStart bad,
 
 TEST_F(CordonTest, AHostWithAWrongTrainerProgramIsCordoned) {
   expect_cordoned({.more = {"--trainer", "/bin/false"}}, "exit code 1");
+}
+
+TEST_F(CordonTest, AWorkerWithAWrongTrainerProgramIsCordonedAlone) {
+  expect_cordoned({.more = {"--trainer", "/bin/false"}}, "exit code 1",
+                  "good-host");
 }
 
 // Arguments before a program that sees the result of this `mount` alone.

@@ -71,7 +71,7 @@ const std::map<std::string, ScriptedCluster::Verb>& ScriptedCluster::verbs() {
         "happens to a rank"}},
       {"spawn-failed",
        {&S::rank,
-        "spawn-failed NAME error=: its next ranks cannot be started"}},
+        "spawn-failed NAME error= times=: its next ranks cannot be started"}},
       {"disk", {&S::disk, "disk full|ok"}},
       {"room",
        {&S::room, "room NAME bytes=: so much shared memory is free there"}},
@@ -377,6 +377,7 @@ Status ScriptedCluster::rank(const Command& c) {
     const auto w = find_worker(c.words[0], true);
     if (!w.ok()) return w.status();
     (*w)->spawn_error = c.text("error", "no such file");
+    (*w)->spawn_failures = c.number("times", 1);
     return ok_status();
   }
   const auto found = find_rank(c.words[0]);
@@ -526,7 +527,9 @@ Status ScriptedCluster::status(const Command&) {
                         w.draining() ? "+leaving" : "",
                         w.cordoned().empty() ? "" : "+cordoned");
   for (const pb::Cordon& k : s.cordons())
-    text += fmt::format(" {}={:.0f}s", k.host(), k.remaining_s());
+    text +=
+        fmt::format(" {}={:.0f}s", k.worker().empty() ? k.host() : k.worker(),
+                    k.remaining_s());
   text += fmt::format(" dropped={}", s.dropped());
   say(text);
   return ok_status();

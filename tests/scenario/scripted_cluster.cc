@@ -61,12 +61,16 @@ std::string durable_text(const pb::Durable& d) {
   if (d.finish().must_stop()) s += " must_stop";
   if (!asked.pinned().empty()) s += " pinned " + asked.pinned();
   if (asked.changed()) s += " mesh_asked";
+  const auto place = [](const pb::Cordon& c) {
+    return c.worker().empty() ? c.host() : c.worker() + "@" + c.host();
+  };
   for (const pb::Cordon& c : d.host_faults().cordons())
-    s += " cordoned=" + c.host();
+    s += " cordoned=" + place(c);
   for (const pb::Cordon& c : d.host_faults().suspects())
     if (d.phase() == pb::Durable::WAITING)
-      s += fmt::format(" failures={}{}:{}", c.host(),
-                       c.peer().empty() ? "" : "+" + c.peer(), c.failures());
+      s += fmt::format(" {}={}{}:{}", c.in_training() ? "deaths" : "failures",
+                       place(c), c.peer().empty() ? "" : "+" + c.peer(),
+                       c.failures());
   return s;
 }
 
@@ -333,11 +337,10 @@ void ScriptedCluster::spawn(Worker& w, const pb::Assignment& a) {
   w.generation = g;
   w.ranks.clear();
   w.fences.clear();
-  if (!w.spawn_error.empty()) {
+  if (w.spawn_failures > 0) {
     say(fmt::format("{} cannot start its ranks of g{}", w.name, g));
-    const std::string error = std::move(w.spawn_error);
-    w.spawn_error.clear();
-    messages_.push_back([this, &w, g, error] {
+    --w.spawn_failures;
+    messages_.push_back([this, &w, g, error = w.spawn_error] {
       drive(w, agent::SpawnFailed{g, -1, error});
     });
     return;

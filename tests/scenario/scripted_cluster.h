@@ -68,11 +68,12 @@ class ScriptedCluster {
     std::deque<agent::Event> in;          // while held or frozen
     int64_t generation = 0;               // of `ranks`
     std::map<int, Rank> ranks;
-    int64_t room = -1;         // free shared memory; -1: it does not say
-    sim::StateMemory memory;   // of its host: outlives its daemon
-    std::set<int64_t> fences;  // completed, of `generation`
-    std::string spawn_error;   // the next start fails
-    std::string said;          // last printed report and directive
+    int64_t room = -1;           // free shared memory; -1: it does not say
+    sim::StateMemory memory;     // of its host: outlives its daemon
+    std::set<int64_t> fences;    // completed, of `generation`
+    std::string spawn_error;     // the next starts fail
+    int64_t spawn_failures = 0;  // so many
+    std::string said;            // last printed report and directive
     std::string told;
   };
   using Handler = Status (ScriptedCluster::*)(const Command&);

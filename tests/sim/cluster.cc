@@ -574,8 +574,7 @@ void Cluster::start_worker(Worker& w) {
 }
 
 // Its ranks die with it (PR_SET_PDEATHSIG).
-void Cluster::crash_worker(Worker& w) {
-  if (!w.agent) return;
+void Cluster::end_daemon(Worker& w) {
   trace("worker " + w.name + " dies");
   w.agent.reset();
   if (!w.ranks.empty())
@@ -586,6 +585,12 @@ void Cluster::crash_worker(Worker& w) {
     at(uniform(0, 30), [this, name] {
       if (partitioned_until_[name] <= now_) lose_connection(name);
     });
+}
+
+void Cluster::crash_worker(Worker& w) {
+  if (!w.agent) return;
+  end_daemon(w);
+  const std::string name = w.name;
   if (faults_on_ && chance(0.15)) {
     w.left = true;  // with its host, permanently
     lose_memory(w);
@@ -640,6 +645,9 @@ agent::RankSample Cluster::sample(Rank& r) {
   if (const auto w = worlds_.find(r.generation);
       w != worlds_.end() && cut_apart(*w->second))
     s.status.set_waits(true);
+  if (const auto w = worlds_.find(r.generation);
+      w != worlds_.end() && w->second->hangs)
+    s.status.set_waits(all_wait_ || !r.stuck);
   s.steps = std::move(r.ring);
   r.ring.clear();
   return s;

@@ -92,7 +92,10 @@ class Cluster {
     kNoRoom,
     kNoSource,
     kDies,
-    kSmall
+    kSmall,
+    kHangs,        // before the ranks connect
+    kDiesLater,    // in the second step of each generation
+    kUnreachable,  // from other hosts
   };
 
   // ---- time
@@ -155,6 +158,7 @@ class Cluster {
   // ---- worker processes
   Worker& add_worker();
   void start_worker(Worker& w);
+  void end_daemon(Worker& w);
   void crash_worker(Worker& w);
   void drive_worker(Worker& w, const agent::Event& event);
   void worker_tick(const std::string& name, uint64_t incarnation);
@@ -221,7 +225,10 @@ class Cluster {
   void make_calm();
   void choose_bad_link();
   bool cut_apart(const World& world) const;
-  Bad bad_of(const std::string& host) const;
+  void choose_bad_place();
+  void check_bad_place(const pb::EventRecord& e);
+  bool connects_badly(Worker& w, World& world);
+  Bad bad_of(const std::string& host, const std::string& worker = "") const;
   bool start_badly(Worker& w, World& world);
   void end_badly(World& world);
   bool others_could_run() const;
@@ -325,6 +332,10 @@ class Cluster {
   // failures can be those of a real job.
   std::mt19937_64 host_rng_;  // does not affect the other faults
   std::map<std::string, Bad> bad_hosts_;
+  std::map<std::string, Bad> bad_workers_;
+  std::string bad_place_;  // the only one, a host or worker (bad_places.cc)
+  bool all_wait_ = false;  // also the rank that hangs
+  int64_t place_failures_ = 0;
   bool calm_ = false;
   bool cut_off_ =
       false;  // except that the coordinator is cut off from all workers once

@@ -14,6 +14,7 @@ void Cluster::choose_bad_host() {
   choose_many_bad_hosts();
   if (!calm_) choose_cut_off();
   if (!calm_) choose_link_of_many();
+  if (!calm_) choose_bad_place();
   if (calm_) return;
   const auto draw = [this](uint64_t n) { return host_rng_() % n; };
   if (draw(4) != 0) return choose_bad_link();
@@ -144,8 +145,10 @@ void Cluster::check_link_search(const pb::EventRecord& e) {
   if (e.event() != "host_cordoned") return;
   const bool first = e.host() == bad_link_.first;
   const std::string& peer = first ? bad_link_.second : bad_link_.first;
+  // The host, if it was not proven to work with others.
+  const bool link = e.detail().find("link to ") != std::string::npos;
   if ((!first && e.host() != bad_link_.second) ||
-      e.detail().find("link to " + peer + " ") == std::string::npos)
+      (link && e.detail().find("link to " + peer + " ") == std::string::npos))
     violated("a healthy link is blamed: " + e.ShortDebugString());
 }
 
@@ -158,16 +161,12 @@ bool Cluster::cut_apart(const World& world) const {
   return hosts.contains(bad_link_.first) && hosts.contains(bad_link_.second);
 }
 
-Cluster::Bad Cluster::bad_of(const std::string& host) const {
-  const auto it = bad_hosts_.find(host);
-  return it == bad_hosts_.end() ? Bad::kNone : it->second;
-}
-
 // Whether the worker's ranks end before they can connect.
 bool Cluster::start_badly(Worker& w, World& world) {
-  const Bad bad = bad_of(w.host);
-  if (bad == Bad::kNone || bad == Bad::kDies || bad == Bad::kSmall)
-    return false;
+  const Bad bad = bad_of(w.host, w.name);
+  if (bad == Bad::kNone || bad == Bad::kDies || bad == Bad::kSmall ||
+      bad >= Bad::kHangs)
+    return connects_badly(w, world);
   const auto delay = [this] { return static_cast<int64_t>(host_rng_() % 30); };
   trace(fmt::format("ranks fail to start on {}", w.host));
   for (auto& [rank, r] : w.ranks) {
@@ -183,11 +182,14 @@ bool Cluster::start_badly(Worker& w, World& world) {
   return true;
 }
 
-// In the first step.
+// In the first step, or in the second.
 void Cluster::end_badly(World& world) {
   for (const pb::RankPlace& p : world.assignment.ranks()) {
     Rank* r = live_rank(world, p.rank());
-    if (r == nullptr || bad_of(workers_[p.worker()]->host) != Bad::kDies)
+    const Bad bad = bad_of(workers_[p.worker()]->host, p.worker());
+    if (r == nullptr ||
+        !(bad == Bad::kDies || (bad == Bad::kDiesLater &&
+                                world.step > world.assignment.source().step())))
       continue;
     world.faulted.insert(r->rank);
     rank_ends(*r, 0, 9, 1 + static_cast<int64_t>(host_rng_() % 15));
@@ -200,7 +202,7 @@ bool Cluster::others_could_run() const {
   const pb::JobStatus status = coordinator_->status();
   return std::any_of(
       status.workers().begin(), status.workers().end(), [&](const auto& w) {
-        return bad_of(w.host()) == Bad::kNone &&
+        return bad_of(w.host(), w.name()) == Bad::kNone &&
                w.state() != pb::WorkerStatus::DEAD &&
                w.state() != pb::WorkerStatus::AWAITED && !w.draining();
       });

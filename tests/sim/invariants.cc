@@ -128,9 +128,9 @@ void Cluster::check_mesh(const pb::Durable& d) {
   std::map<std::string, int> room;
   for (const pb::Durable::Member& p : d.participants()) {
     build_of[p.name()] = builds_[{p.name(), p.incarnation()}];
-    if (core::is_cordoned(d.host_faults(), p.host())) {
+    if (core::is_cordoned(d.host_faults(), p.host(), p.name())) {
       if (core::has_ranks(d, p.name()) && !d.rescue())
-        violated("ranks are placed on " + p.host() + ", which is cordoned");
+        violated("ranks are placed on " + p.name() + ", which is cordoned");
     } else {
       slots = std::max(slots, slots_of_build[build_of[p.name()]] += p.slots());
     }
@@ -376,9 +376,12 @@ void Cluster::check_event(const pb::EventRecord& e) {
       violated("the metrics log has a gap: " + e.detail());
     ++stats_.gaps;
   }
-  if (e.event() == "job_failed" && !bad_hosts_.empty()) {
-    // A failure on all hosts ends the job.
-    if (others_could_run()) violated("bad hosts ended the job: " + e.cause());
+  check_bad_place(e);
+  if (e.event() == "job_failed" &&
+      (!bad_hosts_.empty() || !bad_workers_.empty())) {
+    // A failure on all hosts ends the job, and one of the only mesh.
+    if (others_could_run() && bad_place_.empty())
+      violated("bad hosts ended the job: " + e.cause());
     rightly_failed_ = true;
   }
   // Random faults may hit the same rank repeatedly.
@@ -396,7 +399,8 @@ void Cluster::check_event(const pb::EventRecord& e) {
   if (e.event() == "worker_lost") check_lost_worker(e);
   check_link_search(e);
   check_room(e);
-  if (calm_ && e.event() == "worker_lost" && knows_hosts())
+  if (calm_ && bad_place_.empty() && e.event() == "worker_lost" &&
+      knows_hosts())
     violated("declared dead although it is alive: " + e.ShortDebugString());
   // Ranks that end wait for a fence, for which they need the coordinator.
   if (cut_off_ && knows_hosts() &&

@@ -89,6 +89,7 @@ struct Cluster::World {
   int64_t saved = -1;
   int64_t save_seen = 0;
   bool stalled = false;              // some rank was stopped or stuck
+  bool hangs = false;                // of them, before the ranks connect
   std::set<int> faulted;             // ranks that ended by a fault
   std::map<int, int64_t> committed;  // by rank, including dead ones
   std::vector<pb::StepMetrics> recent;

@@ -389,7 +389,8 @@ void Cluster::check_lost(const pb::Durable& d) {
   // No rescue is tried any more on hosts where ranks failed that often.
   const pb::HostFaults& faults = d.host_faults();
   for (const pb::Cordon& c : faults.cordons())
-    if (!core::rescue_wait_ms(c.failures(), e) && hosts.contains(c.host()))
+    if (!c.in_training() && !core::rescue_wait_ms(c.failures(), e) &&
+        hosts.contains(c.host()))
       gone.insert(c.host());
   for (const std::string& host : faults.link_search().apart())
     if (faults.link_search().failures() >= e.max_same_failures())

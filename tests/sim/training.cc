@@ -54,7 +54,8 @@ void Cluster::spawn(Worker& w, const pb::Assignment& a) {
   w.ranks_generation = g;
   const std::string name = w.name;
   const uint64_t life = w.incarnation;
-  if ((faults_on_ && chance(0.02) && !calm_) || bad_of(w.host) == Bad::kSpawn)
+  if ((faults_on_ && chance(0.02) && !calm_) ||
+      bad_of(w.host, w.name) == Bad::kSpawn)
     return spawn_fails(w, *world);
   for (const pb::RankPlace& p : a.ranks()) {
     if (p.worker() != w.name) continue;

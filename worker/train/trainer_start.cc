@@ -100,7 +100,7 @@ Status Trainer::start() {
     std::thread preparing([&] { prepared = prepare(spec_.rank()); });
     connected = connect();
     // It waits for its own thread, not for others: a hang is this rank's.
-    board_.set_phase(RankPhase::kRestoring);
+    if (connected.ok()) board_.set_phase(RankPhase::kRestoring);
     preparing.join();
     log_start("prepare_beyond_mpi_ms");
   }

@@ -53,7 +53,7 @@ const Failure kNoStart{.what = "x",
 
 TEST_F(CordoningTest, AHostWhoseRanksDoNotStartIsCordonedIfOthersCanRun) {
   hear_all({"a", "b"});
-  EXPECT_EQ(after(kNoStart), Consequence::kHostsAlone);
+  EXPECT_EQ(after(kNoStart), Consequence::kSitesAlone);
   EXPECT_TRUE(changes_.any);
   EXPECT_EQ(begun(), Hosts{});
   EXPECT_EQ(after(kNoStart), Consequence::kCordoned);
@@ -68,6 +68,48 @@ TEST_F(CordoningTest, TheLastHostIsCordonedOnlyIfOthersMayReturn) {
   EXPECT_FALSE(is_cordoned(durable_.host_faults(), "host-a"));
   roster_.expect_unheard(/*until_ms=*/1);
   EXPECT_EQ(after(kNoStart), Consequence::kCordoned);
+}
+
+TEST_F(CordoningTest, AHostThatIsNotProvenWaitsForThoseThatAre) {
+  hear_all({"a"});
+  durable_.mutable_host_faults()->add_proven("host-b");
+  for (int i = 0; i < 2; ++i)
+    EXPECT_EQ(after(kNoStart), Consequence::kSuspected);
+  EXPECT_EQ(after(kNoStart), Consequence::kCordoned);
+  durable_.mutable_host_faults()->clear_cordons();
+  durable_.mutable_host_faults()->set_proven(0, "host-a");
+  durable_.mutable_host_faults()->add_proven("host-b");
+  EXPECT_EQ(after(kNoStart), Consequence::kNone) << "it has run the job itself";
+}
+
+// Its link to each of two others is bad, and the job needs two hosts.
+TEST_F(CordoningTest, TheHostOfAllBadLinksIsCordonedInPlaceOfItsPeers) {
+  pb::Job job = small_job();
+  job.mutable_elastic()->set_min_slots(2);
+  const MeshPolicy two(job, std::nullopt);
+  hear_all({"a", "b", "c"});
+  const auto broken = [&](const char* a, const char* b) {
+    Cordoning c({.view = {.roster = roster_, .durable = durable_},
+                 .policy = two,
+                 .elastic = job.elastic(),
+                 .faults = durable_.mutable_host_faults()});
+    c.after({.what = "x", .links = {{a, b}}});
+    changes_ = c.changes();
+  };
+  for (int i = 0; i < 2; ++i) broken("host-a", "host-b");
+  EXPECT_EQ(begun(), Hosts{"host-b"});
+  for (int i = 0; i < 2; ++i) broken("host-a", "host-c");
+  EXPECT_EQ(begun(), Hosts{"host-a"});
+  EXPECT_FALSE(is_cordoned(durable_.host_faults(), "host-b"));
+}
+
+TEST_F(CordoningTest, HostsOfStepsAreProven) {
+  hear_all({"a", "b"});
+  Cordoning c = cordoning();
+  EXPECT_FALSE(c.after_step()) << "nothing that must be written at once";
+  EXPECT_TRUE(is_proven(durable_.host_faults(), "host-a"));
+  EXPECT_TRUE(is_proven(durable_.host_faults(), "host-b"));
+  EXPECT_FALSE(is_proven(durable_.host_faults(), "host-c"));
 }
 
 TEST_F(CordoningTest, AHostWithoutRoomIsCordonedUnlessItHoldsAState) {
@@ -96,11 +138,11 @@ TEST_F(CordoningTest, HostsThatCannotLoadAStateMakeWayForOthers) {
   EXPECT_FALSE(cordoning().for_loading(&durable_)) << "none has failed";
   const Failure unloaded{
       .what = "x", .exit_code = kExitBadSource, .hosts = {"host-a"}};
-  suspect("host-a", "", unloaded, 0, 0, durable_.mutable_host_faults());
+  suspect({.host = "host-a"}, unloaded, 0, 0, durable_.mutable_host_faults());
   Cordoning c = cordoning();
   EXPECT_TRUE(c.for_loading(&durable_));
   EXPECT_TRUE(is_cordoned(durable_.host_faults(), "host-a"));
-  suspect("host-b", "", unloaded, 0, 0, durable_.mutable_host_faults());
+  suspect({.host = "host-b"}, unloaded, 0, 0, durable_.mutable_host_faults());
   EXPECT_FALSE(durable_.has_refusals());
   EXPECT_FALSE(cordoning().for_loading(&durable_)) << "nothing is refused";
   durable_.mutable_refusals()->add_checkpoints("step-1");
@@ -122,17 +164,43 @@ TEST_F(CordoningTest, ASearchForALinkEndsWithTheStepOfAllItsHosts) {
   EXPECT_FALSE(durable_.host_faults().has_link_search());
 }
 
+// The mesh without it makes a step, so it is on the link, and the others are
+// needed.
+TEST_F(CordoningTest, ASearchForALinkBeginsWithTheHostThatIsNotProven) {
+  hear_all({"a", "b", "c"});
+  for (const char* host : {"host-b", "host-c"})
+    durable_.mutable_host_faults()->add_proven(host);
+  const Failure hang{.what = "x", .between = {"host-a", "host-b", "host-c"}};
+  for (int i = 0; i < 2; ++i) after(hang);
+  ASSERT_EQ(changes_.tests.size(), 1U);
+  EXPECT_EQ(
+      Hosts(changes_.tests[0].apart().begin(), changes_.tests[0].apart().end()),
+      Hosts{"host-a"});
+  pb::HostFaults faults = durable_.host_faults();
+  durable_ = running({"b", "c"});
+  *durable_.mutable_host_faults() = faults;
+  Cordoning c = cordoning();
+  EXPECT_TRUE(c.after_step());
+  changes_ = c.changes();
+  EXPECT_EQ(begun(), Hosts{"host-a"});
+  EXPECT_FALSE(durable_.host_faults().has_link_search());
+}
+
 TEST_F(CordoningTest, IsLiftedByTheNameOfAHostOrOfAWorkerOnIt) {
   hear_all({"a", "b"});
-  cordon("host-a", "", kNoStart, 0, durable_.mutable_host_faults());
+  cordon({.host = "host-a"}, kNoStart, 0, durable_.mutable_host_faults());
   const auto unknown = cordoning().lift("b");
   ASSERT_FALSE(unknown.ok());
   EXPECT_EQ(unknown.status().message(),
-            "'b' is not cordoned; cordoned hosts: host-a");
+            "'b' is not cordoned; cordoned: host-a");
   const auto host = cordoning().lift("a");
   ASSERT_TRUE(host.ok());
   EXPECT_EQ(*host, "host-a");
   EXPECT_FALSE(is_cordoned(durable_.host_faults(), "host-a"));
+  cordon({.host = "host-a", .worker = "gone"}, kNoStart, 0,
+         durable_.mutable_host_faults());
+  EXPECT_FALSE(cordoning().lift("a").ok()) << "another worker of the host";
+  EXPECT_TRUE(cordoning().lift("gone").ok());
 }
 
 }  // namespace

@@ -22,11 +22,31 @@ struct Fixture {
   Roster roster;
   pb::Durable durable = running({"a", "b"});
 
+  ClusterView view() const { return {.roster = roster, .durable = durable}; }
   Blame blame(const Failure& f, bool others_can_run = true) const {
-    return blame_for(f, {.roster = roster, .durable = durable}, elastic(),
-                     others_can_run);
+    return blame_for(f, sites_of(f, view()), view(), elastic(), others_can_run);
   }
+  // "h", or "worker w on h".
+  std::vector<std::string> sites(const Failure& f) const {
+    std::vector<std::string> out;
+    for (const Site& s : sites_of(f, view()))
+      out.push_back(s.worker.empty() ? s.host
+                                     : "worker " + s.worker + " on " + s.host);
+    return out;
+  }
+  void hear(const std::string& worker, const std::string& host) {
+    pb::Report r = report(worker, ++seq);
+    r.set_host(host);
+    roster.on_report(r, durable, kSilentMs, 0);
+  }
+  uint64_t seq = 0;
 };
+
+std::vector<std::string> hosts(const Blame& b) {
+  std::vector<std::string> out;
+  for (const Site& s : b.sites) out.push_back(s.host);
+  return out;
+}
 
 Failure on_host(const std::string& host) {
   return {.what = "x", .rank = 1, .worker = "w", .hosts = {host}};
@@ -35,21 +55,96 @@ Failure on_host(const std::string& host) {
 TEST(Blame, CountsFailuresToStartOnTheHost) {
   Fixture f;
   Failure failure = on_host("h");
-  EXPECT_TRUE(f.blame(failure).hosts.empty()) << "it trained";
   failure.at_start = true;
-  EXPECT_EQ(f.blame(failure).hosts, std::vector<std::string>{"h"});
+  EXPECT_EQ(hosts(f.blame(failure)), std::vector<std::string>{"h"});
   EXPECT_EQ(f.blame(failure).enough, 2);
   EXPECT_EQ(f.blame(failure, /*others_can_run=*/false).enough, 3);
   failure.rank = -1;
   EXPECT_EQ(f.blame(failure).enough, 3) << "a daemon was restarted";
   failure.hosts.clear();
-  EXPECT_TRUE(f.blame(failure).hosts.empty()) << "nobody is at fault";
+  EXPECT_TRUE(f.blame(failure).sites.empty()) << "nobody is at fault";
+}
+
+TEST(Blame, OnlyTheWorkerIsBlamedIfOthersOfItsHostAreWell) {
+  Fixture f;
+  f.hear("w", "h");
+  Failure failure = on_host("h");
+  failure.workers = {"w"};
+  failure.at_start = true;
+  EXPECT_EQ(f.sites(failure), std::vector<std::string>{"h"});
+  f.hear("v", "h");
+  EXPECT_EQ(f.sites(failure), std::vector<std::string>{"worker w on h"});
+  failure.exit_code = kExitNoRoom;
+  EXPECT_EQ(f.sites(failure), std::vector<std::string>{"h"})
+      << "the host lacks it";
+  failure.exit_code = 0;
+  failure.silent = true;
+  EXPECT_EQ(f.sites(failure), std::vector<std::string>{"h"});
+  failure.silent = false;
+  failure.at_start = false;
+  EXPECT_EQ(f.sites(failure), std::vector<std::string>{"h"});
+  failure.at_start = true;
+  failure.workers = {"v", "w"};
+  EXPECT_EQ(f.sites(failure), std::vector<std::string>{"h"}) << "both failed";
+  failure.workers = {"v"};
+  cordon({.host = "h", .worker = "w"}, failure, 0,
+         f.durable.mutable_host_faults());
+  EXPECT_EQ(f.sites(failure), std::vector<std::string>{"h"})
+      << "one after the other";
+}
+
+TEST(Blame, AHangOfANewHostCordonsItAtOnce) {
+  Fixture f;
+  Failure failure = on_host("h");
+  failure.at_start = failure.hung = true;
+  EXPECT_EQ(f.blame(failure).enough, 2) << "no host is proven";
+  f.durable.mutable_host_faults()->add_proven("a");
+  EXPECT_EQ(f.blame(failure).enough, 1);
+  EXPECT_EQ(f.blame(failure, /*others_can_run=*/false).enough, 3);
+  f.durable.mutable_host_faults()->add_proven("h");
+  EXPECT_EQ(f.blame(failure).enough, 2);
+}
+
+TEST(Blame, DeathsInTrainingCountForAWhile) {
+  Fixture f;
+  const Blame blame = f.blame(on_host("h"));
+  ASSERT_EQ(blame.sites.size(), 1U);
+  EXPECT_TRUE(blame.sites[0].in_training);
+  EXPECT_EQ(blame.enough, 4);
+  EXPECT_GT(blame.remembered_s, 0);
+  EXPECT_TRUE(f.blame(on_host("h"), /*others_can_run=*/false).sites.empty());
+}
+
+TEST(Blame, ProvenHostsAreNotBlamedForTheStartOfAMeshWithOthers) {
+  pb::HostFaults faults;
+  const auto hosts = [&](const Failure& f) {
+    return of_unproven(f, faults).hosts;
+  };
+  using Hosts = std::vector<std::string>;
+  Failure failure{.hosts = {"b", "c", "a"}, .at_start = true};
+  EXPECT_EQ(hosts(failure), failure.hosts) << "none is proven";
+  faults.add_proven("a");
+  faults.add_proven("b");
+  EXPECT_EQ(hosts(failure), Hosts{"c"});
+  failure.exit_code = kExitNoRoom;
+  EXPECT_EQ(hosts(failure), failure.hosts) << "each lacks it";
+  EXPECT_EQ(hosts({.hosts = {"a"}, .at_start = true}), Hosts{"a"}) << "alone";
+  EXPECT_EQ(hosts({.hosts = {"a", "c"}}), (Hosts{"a", "c"})) << "in training";
+  for (const Failure& f : {Failure{.at_start = true, .links = {{"a", "c"}}},
+                           Failure{.at_start = true, .between = {"a", "c"}}}) {
+    faults.clear_suspects();
+    EXPECT_EQ(hosts(f), Hosts{}) << "the link may be bad";
+    for (int i = 0; i < 2; ++i) suspect({.host = "c"}, {}, 0, 0, &faults);
+    EXPECT_EQ(hosts(f), Hosts{"c"});
+    EXPECT_TRUE(of_unproven(f, faults).links.empty());
+    EXPECT_TRUE(of_unproven(f, faults).between.empty());
+  }
 }
 
 TEST(Blame, ARepeatedFailureIsBlamedOnTheHost) {
   Fixture f;
   f.durable.mutable_budget()->set_same_failures(2);
-  EXPECT_TRUE(f.blame(on_host("h")).hosts.empty());
+  EXPECT_TRUE(f.blame(on_host("h"), false).sites.empty());
   f.durable.mutable_budget()->set_same_failures(3);
   EXPECT_EQ(f.blame(on_host("h")).enough, 1);
 }
@@ -61,7 +156,7 @@ TEST(Blame, LossesBySilenceAreRememberedLonger) {
   failure.silent = true;
   EXPECT_EQ(f.blame(failure).enough, 2);
   EXPECT_GT(f.blame(failure).remembered_s, 0);
-  EXPECT_TRUE(f.blame(failure, false).hosts.empty());
+  EXPECT_TRUE(f.blame(failure, false).sites.empty());
 }
 
 TEST(Blame, AllHostsWhoseRanksFailedToStartAreCounted) {
@@ -69,9 +164,9 @@ TEST(Blame, AllHostsWhoseRanksFailedToStartAreCounted) {
   Failure failure = on_host("h");
   failure.hosts.push_back("i");
   failure.at_start = true;
-  EXPECT_EQ(f.blame(failure).hosts, failure.hosts);
-  EXPECT_TRUE(f.blame(failure).hosts_alone);
-  EXPECT_FALSE(f.blame(failure, /*others_can_run=*/false).hosts_alone);
+  EXPECT_EQ(hosts(f.blame(failure)), failure.hosts);
+  EXPECT_TRUE(f.blame(failure).sites_alone);
+  EXPECT_FALSE(f.blame(failure, /*others_can_run=*/false).sites_alone);
 }
 
 TEST(Blame, WithoutASourceThatCodeIsBlamedOnTheHost) {
@@ -96,13 +191,13 @@ TEST(Blame, ASourceThatTwoHostsCannotLoadIsBad) {
   EXPECT_EQ(f.blame(failure).enough, kNever);
   failure.hosts.pop_back();
   pb::HostFaults* faults = f.durable.mutable_host_faults();
-  cordon("i", "", {.what = "killed by signal 9 (SIGKILL)"}, 0, faults);
+  cordon({.host = "i"}, {.what = "killed by signal 9 (SIGKILL)"}, 0, faults);
   EXPECT_EQ(f.blame(failure).enough, 1) << "that was something else";
-  cordon("h", "", {.what = "no such file", .exit_code = kExitBadSource}, 0,
-         faults);
+  cordon({.host = "h"}, {.what = "no such file", .exit_code = kExitBadSource},
+         0, faults);
   EXPECT_EQ(f.blame(failure).enough, 1) << "it is the same host";
-  cordon("i", "", {.what = "no such file", .exit_code = kExitBadSource}, 0,
-         faults);
+  cordon({.host = "i"}, {.what = "no such file", .exit_code = kExitBadSource},
+         0, faults);
   EXPECT_EQ(f.blame(failure).enough, kNever);
 }
 
@@ -113,7 +208,7 @@ TEST(Blame, NoHostIsBlamedForAnIncompleteSource) {
   source->add_states()->set_worker("gone");
   Failure failure = on_host("h");
   failure.exit_code = kExitBadSource;
-  EXPECT_TRUE(f.blame(failure).hosts.empty());
+  EXPECT_TRUE(f.blame(failure).sites.empty());
 }
 
 TEST(Blame, AllHostsThatCannotContinueAreNamed) {
@@ -121,25 +216,25 @@ TEST(Blame, AllHostsThatCannotContinueAreNamed) {
   Failure failure = on_host("h");
   failure.hosts.push_back("i");
   failure.exit_code = kExitFailed;
-  EXPECT_EQ(f.blame(failure).hosts, failure.hosts);
+  EXPECT_EQ(hosts(f.blame(failure)), failure.hosts);
   EXPECT_EQ(f.blame(failure).enough, 1);
   failure.exit_code = kExitNoRoom;
-  EXPECT_EQ(f.blame(failure).hosts, failure.hosts);
+  EXPECT_EQ(hosts(f.blame(failure)), failure.hosts);
   EXPECT_EQ(f.blame(failure).enough, 2) << "once without replicas";
   for (int i = 0; i < 2; ++i)
-    suspect("h", "", failure, 0, 0, f.durable.mutable_host_faults());
-  EXPECT_EQ(f.blame(failure, false).hosts, failure.hosts)
+    suspect({.host = "h"}, failure, 0, 0, f.durable.mutable_host_faults());
+  EXPECT_EQ(hosts(f.blame(failure, false)), failure.hosts)
       << "they have too little room for any state";
   f.durable.mutable_assignment()->mutable_source()->set_kind(
       pb::Source::MEMORY);
-  EXPECT_TRUE(f.blame(failure, false).hosts.empty()) << "an older state may do";
+  EXPECT_TRUE(f.blame(failure, false).sites.empty()) << "an older state may do";
 }
 
 // Whatever their texts say.
 TEST(Cordon, ComparesFailuresByTheirExitCodes) {
   const auto alike = [](const Failure& before, int exit_code) {
     pb::HostFaults faults;
-    return is_alike(cordon("h", "", before, 0, &faults),
+    return is_alike(cordon({.host = "h"}, before, 0, &faults),
                     {.what = "exit code 66", .exit_code = exit_code});
   };
   const Failure no_data{.what = "exit code 66: no data", .exit_code = 3};
@@ -157,22 +252,22 @@ TEST(Cordon, AHostThatFailsAgainAfterItsCordonIsBlamed) {
   pb::HostFaults faults;
   const Failure like{.what = "", .exit_code = 3};
   for (int i = 1; i <= 3; ++i) {
-    suspect("h", "", like, 0, 0, &faults);
-    EXPECT_EQ(failed_alike(faults, "h", like), i == 3);
+    suspect({.host = "h"}, like, 0, 0, &faults);
+    EXPECT_EQ(failed_alike(faults, "h", "w", like), i == 3);
     EXPECT_EQ(hosts_failed_alike(faults, like), std::set<std::string>{"h"});
   }
-  EXPECT_FALSE(failed_alike(faults, "h", {.what = "", .exit_code = 66}));
-  EXPECT_FALSE(failed_alike(faults, "i", like));
-  cordon("i", "", like, 0, &faults);
-  EXPECT_TRUE(failed_alike(faults, "i", like));
+  EXPECT_FALSE(failed_alike(faults, "h", "w", {.what = "", .exit_code = 66}));
+  EXPECT_FALSE(failed_alike(faults, "i", "w", like));
+  cordon({.host = "i"}, like, 0, &faults);
+  EXPECT_TRUE(failed_alike(faults, "i", "w", like));
 }
 
 TEST(Cordon, LastsTwiceAsLongAfterEachFailure) {
   pb::HostFaults faults;
   double now_s = 1000;
   for (const double expected : {10.0, 20.0, 40.0, 80.0}) {
-    suspect("h", "", {}, 0, now_s, &faults);
-    cordon("h", "", {}, now_s, &faults);
+    suspect({.host = "h"}, {}, 0, now_s, &faults);
+    cordon({.host = "h"}, {}, now_s, &faults);
     EXPECT_TRUE(is_cordoned(faults, "h"));
     EXPECT_EQ(remaining_s(faults.cordons(0), now_s), expected);
     EXPECT_TRUE(end_cordons(now_s + expected - 1, &faults).empty());
@@ -180,14 +275,56 @@ TEST(Cordon, LastsTwiceAsLongAfterEachFailure) {
     EXPECT_FALSE(is_cordoned(faults, "h"));
     now_s += expected;
   }
-  for (int i = 0; i < 20; ++i) suspect("h", "", {}, 0, now_s, &faults);
-  cordon("h", "", {}, now_s, &faults);
+  for (int i = 0; i < 20; ++i) suspect({.host = "h"}, {}, 0, now_s, &faults);
+  cordon({.host = "h"}, {}, now_s, &faults);
   EXPECT_EQ(remaining_s(faults.cordons(0), now_s), 3600);
+}
+
+TEST(Cordon, LastsTenTimesAsLongAsTheFailureCost) {
+  pb::HostFaults faults;
+  cordon({.host = "h"}, {.what = "", .cost_s = 120}, 0, &faults);
+  EXPECT_EQ(remaining_s(faults.cordons(0), 0), 1200);
+  cordon({.host = "h"}, {.what = "", .cost_s = 0.5}, 0, &faults);
+  EXPECT_EQ(remaining_s(faults.cordons(0), 0), 10);
+}
+
+TEST(Cordon, OfOneWorkerLeavesTheOthersOfItsHost) {
+  pb::HostFaults faults;
+  suspect({.host = "h", .worker = "w"}, {}, 0, 0, &faults);
+  cordon({.host = "h", .worker = "w"}, {.what = "x"}, 0, &faults);
+  EXPECT_TRUE(is_cordoned(faults, "h", "w"));
+  EXPECT_FALSE(is_cordoned(faults, "h", "v"));
+  EXPECT_FALSE(is_cordoned(faults, "h"));
+  EXPECT_EQ(cordons_text(faults),
+            "no ranks are placed on worker w on h (cordoned: x)");
+  EXPECT_FALSE(clear_suspects({"h"}, {"v"}, 1, &faults));
+  EXPECT_TRUE(clear_suspects({"h"}, {"w"}, 1, &faults));
+  cordon({.host = "h"}, {.what = "y"}, 0, &faults);
+  EXPECT_EQ(faults.cordons_size(), 1) << "of the host, so of all";
+  EXPECT_TRUE(is_cordoned(faults, "h", "v"));
+}
+
+// Deaths in training count only in a row, and not as failures to start.
+TEST(Cordon, DeathsInTrainingAreCountedApart) {
+  pb::HostFaults faults;
+  const Site h{.host = "h", .in_training = true};
+  EXPECT_EQ(suspect(h, {}, 60, 0, &faults), 1);
+  EXPECT_EQ(suspect(h, {}, 60, 30, &faults), 2);
+  EXPECT_EQ(failures_of(faults, {.host = "h"}), 0);
+  EXPECT_FALSE(failed_alike(faults, "h", "w", {}));
+  cordon(h, {}, 30, &faults);
+  EXPECT_FALSE(failed_alike(faults, "h", "w", {})) << "its ranks do start";
+  EXPECT_FALSE(clear_suspects({"h"}, {}, 100, &faults))
+      << "soon after the cordon";
+  EXPECT_EQ(suspect(h, {}, 60, 100, &faults), 3);
+  EXPECT_EQ(suspect({.host = "i", .in_training = true}, {}, 60, 110, &faults),
+            1);
+  EXPECT_EQ(failures_of(faults, h), 0) << "another host's rank died";
 }
 
 TEST(Cordon, AClockThatIsSetBackDoesNotMakeItLonger) {
   pb::HostFaults faults;
-  cordon("h", "", {}, 1e9, &faults);
+  cordon({.host = "h"}, {}, 1e9, &faults);
   EXPECT_EQ(remaining_s(faults.cordons(0), 5e8), 10);
   EXPECT_TRUE(end_cordons(5e8, &faults).empty());
   EXPECT_EQ(end_cordons(5e8 + 10, &faults).size(), 1U);
@@ -195,34 +332,36 @@ TEST(Cordon, AClockThatIsSetBackDoesNotMakeItLonger) {
 
 TEST(Cordon, AStepResetsTheCountsOfItsHostsOnly) {
   pb::HostFaults faults;
-  for (const char* host : {"a", "b"}) suspect(host, "", {}, 0, 0, &faults);
-  suspect("a", "c", {}, 0, 0, &faults);
-  EXPECT_TRUE(clear_suspects({"a"}, 1, &faults));
-  EXPECT_EQ(failures_of(faults, "a"), 0);
-  EXPECT_EQ(failures_of(faults, "b"), 1);
-  EXPECT_EQ(failures_of(faults, "c", "a"), 1) << "the link was not used";
-  EXPECT_FALSE(clear_suspects({"a"}, 1, &faults));
-  EXPECT_TRUE(clear_suspects({"a", "c"}, 1, &faults));
-  EXPECT_EQ(failures_of(faults, "a", "c"), 0);
+  for (const char* host : {"a", "b"})
+    suspect({.host = host}, {}, 0, 0, &faults);
+  suspect({.host = "a", .peer = "c"}, {}, 0, 0, &faults);
+  EXPECT_TRUE(clear_suspects({"a"}, {}, 1, &faults));
+  EXPECT_EQ(failures_of(faults, {.host = "a"}), 0);
+  EXPECT_EQ(failures_of(faults, {.host = "b"}), 1);
+  EXPECT_EQ(failures_of(faults, {.host = "c", .peer = "a"}), 1)
+      << "the link was not used";
+  EXPECT_FALSE(clear_suspects({"a"}, {}, 1, &faults));
+  EXPECT_TRUE(clear_suspects({"a", "c"}, {}, 1, &faults));
+  EXPECT_EQ(failures_of(faults, {.host = "a", .peer = "c"}), 0);
 }
 
 TEST(Cordon, LossesAreCountedForAWhileDespiteFinishedSteps) {
   pb::HostFaults faults;
-  EXPECT_EQ(suspect("h", "", {}, 300, 0, &faults), 1);
-  EXPECT_FALSE(clear_suspects({"h"}, 200, &faults));
-  EXPECT_EQ(suspect("h", "", {}, 300, 200, &faults), 2);
-  EXPECT_EQ(suspect("h", "", {}, 300, 600, &faults), 1) << "long after";
+  EXPECT_EQ(suspect({.host = "h"}, {}, 300, 0, &faults), 1);
+  EXPECT_FALSE(clear_suspects({"h"}, {}, 200, &faults));
+  EXPECT_EQ(suspect({.host = "h"}, {}, 300, 200, &faults), 2);
+  EXPECT_EQ(suspect({.host = "h"}, {}, 300, 600, &faults), 1) << "long after";
 }
 
 TEST(Cordon, LiftingItResetsTheCount) {
   pb::HostFaults faults;
-  suspect("h", "", {}, 0, 0, &faults);
-  suspect("h", "i", {}, 0, 0, &faults);
+  suspect({.host = "h"}, {}, 0, 0, &faults);
+  suspect({.host = "h", .peer = "i"}, {}, 0, 0, &faults);
   EXPECT_FALSE(uncordon("h", &faults)) << "not cordoned";
   EXPECT_EQ(faults.suspects_size(), 2) << "nothing is changed";
-  suspect("h", "", {}, 0, 0, &faults);
-  cordon("h", "", {.what = "why"}, 0, &faults);
-  EXPECT_EQ(cordon_reason(faults, "h"), "why");
+  suspect({.host = "h"}, {}, 0, 0, &faults);
+  cordon({.host = "h"}, {.what = "why"}, 0, &faults);
+  EXPECT_EQ(cordon_reason(faults, "h", "w"), "why");
   EXPECT_NE(cordons_text(faults).find("h (cordoned: why)"), std::string::npos);
   EXPECT_TRUE(uncordon("h", &faults));
   EXPECT_EQ(faults.suspects_size(), 0);
@@ -232,10 +371,10 @@ TEST(Cordon, LiftingItResetsTheCount) {
 TEST(Cordon, ManyFailedHostsTakeBoundedMemory) {
   pb::HostFaults faults;
   for (int i = 0; i < 1000; ++i)
-    suspect("h" + std::to_string(i), "", {}, 0, 0, &faults);
+    suspect({.host = "h" + std::to_string(i)}, {}, 0, 0, &faults);
   EXPECT_LE(faults.suspects_size(), 256);
-  EXPECT_EQ(failures_of(faults, "h999"), 1);
-  suspect("later", "", {}, 0, 1e5, &faults);
+  EXPECT_EQ(failures_of(faults, {.host = "h999"}), 1);
+  suspect({.host = "later"}, {}, 0, 1e5, &faults);
   EXPECT_EQ(faults.suspects_size(), 1);
 }
 

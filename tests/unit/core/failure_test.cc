@@ -298,10 +298,11 @@ TEST(FailureBudget, ARankThatCrashesInAStepOnManyHostsEndsTheJob) {
 TEST(FailureBudget, FailuresThatOtherHostsCanAvoidAreNotCounted) {
   pb::Durable d;
   for (int i = 0; i < 20; ++i) {
-    suspect("h" + std::to_string(i), "", {}, 0, 0, d.mutable_host_faults());
+    suspect({.host = "h" + std::to_string(i)}, {}, 0, 0,
+            d.mutable_host_faults());
     const auto v = account_failure(
         {.what = "x", .rank = 1, .at_start = true, .before_training = true},
-        elastic(), 0, &d, Consequence::kHostsAlone);
+        elastic(), 0, &d, Consequence::kSitesAlone);
     EXPECT_FALSE(v.give_up);
     EXPECT_EQ(v.backoff_ms, i < 2 ? 0 : i < 4 ? 250 << (i - 2) : 1000);
   }

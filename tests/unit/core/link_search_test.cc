@@ -48,7 +48,7 @@ TEST(LinkSearch, FindsAnyLinkInAboutTheLogarithmOfTheirNumber) {
       int tests = 0;
       while (!found_link(s) && tests <= most) {
         ++tests;
-        ASSERT_TRUE(set_apart([](const Hosts&) { return true; }, &s));
+        ASSERT_TRUE(set_apart([](const Hosts&) { return true; }, {}, &s));
         const Hosts mesh = of_test(hosts, s);
         const bool passed = !has(mesh, bad);
         narrow(mesh, passed, &s);
@@ -86,11 +86,11 @@ TEST(LinkSearch, NoMeshMakesItMissTheLink) {
 
 TEST(LinkSearch, LeavesOutOnlyHostsThatTheJobCanRunWithout) {
   pb::LinkSearch s = begin_link_search(first_hosts(8));
-  EXPECT_TRUE(
-      set_apart([](const Hosts& apart) { return apart == Hosts{"h105"}; }, &s));
+  EXPECT_TRUE(set_apart(
+      [](const Hosts& apart) { return apart == Hosts{"h105"}; }, {}, &s));
   EXPECT_EQ(std::vector<std::string>(s.apart().begin(), s.apart().end()),
             std::vector<std::string>{"h105"});
-  EXPECT_FALSE(set_apart([](const Hosts&) { return false; }, &s));
+  EXPECT_FALSE(set_apart([](const Hosts&) { return false; }, {}, &s));
   EXPECT_TRUE(s.apart().empty());
 }
 

@@ -257,13 +257,14 @@ TEST(MeshPolicy, CordonedHostsGetNoRanks) {
   Fixture f;
   f.durable = running({"a"});
   f.hear_all({"a", "b"});
-  cordon("host-b", "", {.what = "no room there"}, 0,
+  cordon({.host = "host-b"}, {.what = "no room there"}, 0,
          f.durable.mutable_host_faults());
   const auto placed = f.policy.place(f.view());
   ASSERT_EQ(world(placed), 1);
   EXPECT_EQ(placed->ranks[0].worker, "a");
   EXPECT_FALSE(f.policy.wanted_change(f.view(1000), 0));
-  cordon("host-a", "", {.what = "too"}, 0, f.durable.mutable_host_faults());
+  cordon({.host = "host-a"}, {.what = "too"}, 0,
+         f.durable.mutable_host_faults());
   const auto none = f.policy.place(f.view());
   ASSERT_FALSE(none.ok());
   EXPECT_NE(none.status().message().find("host-b (cordoned: no room there)"),
@@ -274,12 +275,12 @@ TEST(MeshPolicy, CordonedHostsGetNoRanks) {
 TEST(MeshPolicy, ARescueMayUseACordonedHostAFewTimes) {
   Fixture f;
   f.hear_all({"a"});
-  suspect("host-a", "", {}, 0, 0, f.durable.mutable_host_faults());
-  cordon("host-a", "", {.what = "x"}, 0, f.durable.mutable_host_faults());
+  suspect({.host = "host-a"}, {}, 0, 0, f.durable.mutable_host_faults());
+  cordon({.host = "host-a"}, {.what = "x"}, 0, f.durable.mutable_host_faults());
   EXPECT_TRUE(f.policy.place_on(f.view(), "", {"host-a"}, 0));
   for (int i = 1; i < small_job().elastic().max_same_failures(); ++i)
-    suspect("host-a", "", {}, 0, 0, f.durable.mutable_host_faults());
-  cordon("host-a", "", {.what = "x"}, 0, f.durable.mutable_host_faults());
+    suspect({.host = "host-a"}, {}, 0, 0, f.durable.mutable_host_faults());
+  cordon({.host = "host-a"}, {.what = "x"}, 0, f.durable.mutable_host_faults());
   EXPECT_FALSE(f.policy.place_on(f.view(), "", {"host-a"}, 0)) << "later";
   int64_t waited_ms = 0;
   while (const auto wait_ms = f.policy.rescue_in_ms(f.view(), "host-a")) {
@@ -287,8 +288,9 @@ TEST(MeshPolicy, ARescueMayUseACordonedHostAFewTimes) {
     EXPECT_FALSE(f.policy.place_on(f.view(*wait_ms - 1), "", {"host-a"}, 0));
     EXPECT_TRUE(f.policy.place_on(f.view(*wait_ms), "", {"host-a"}, 0));
     waited_ms += *wait_ms;
-    suspect("host-a", "", {}, 0, 0, f.durable.mutable_host_faults());
-    cordon("host-a", "", {.what = "x"}, 0, f.durable.mutable_host_faults());
+    suspect({.host = "host-a"}, {}, 0, 0, f.durable.mutable_host_faults());
+    cordon({.host = "host-a"}, {.what = "x"}, 0,
+           f.durable.mutable_host_faults());
   }
   EXPECT_GE(waited_ms, kRescueMs);
   EXPECT_FALSE(f.policy.place_on(f.view(10 * kRescueMs), "", {"host-a"}, 0));

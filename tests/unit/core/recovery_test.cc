@@ -234,7 +234,7 @@ TEST_F(MemoryRecovery, ARescueUsesNoCordonedHostWhereOthersHoldTheState) {
   holds("c", 0, 2);
   holds("d", 1, 2);
   durable_.set_generation(2);
-  cordon("host-b", "", {}, /*now_s=*/0, durable_.mutable_host_faults());
+  cordon({.host = "host-b"}, {}, /*now_s=*/0, durable_.mutable_host_faults());
   durable_.mutable_mesh_request()->set_scale(1);
   const Recovery::Decision d = decide();
   ASSERT_EQ(d.kind, Kind::kRestore);
@@ -254,8 +254,8 @@ TEST_F(MemoryRecovery, HostsWhereRanksFailAreTriedAgainBeforeAnOlderState) {
   pb::HostFaults* faults = durable_.mutable_host_faults();
   const auto fail = [&] {
     for (const char* host : {"host-a", "host-b"}) {
-      suspect(host, "", {}, 0, 0, faults);
-      cordon(host, "", {.what = "no data"}, 0, faults);
+      suspect({.host = host}, {}, 0, 0, faults);
+      cordon({.host = host}, {.what = "no data"}, 0, faults);
     }
     recovery_.begin_generation();
   };
