@@ -14,6 +14,7 @@
 #include <string_view>
 
 #include "checkpoint/memory/segment.h"
+#include "proto/base/entries.h"
 #include "proto/base/text.h"
 
 namespace remesh::memory {
@@ -51,12 +52,7 @@ Name parse(std::string_view name, const std::string& prefix) {
 template <typename F>
 void for_each(const std::string& folder, uint64_t job, const F& f) {
   const std::string start = prefix(job);
-  std::error_code error;
-  std::vector<fs::path> paths;
-  for (fs::directory_iterator it(folder, error), end; !error && it != end;
-       it.increment(error))
-    paths.push_back(it->path());
-  for (const fs::path& p : paths) {
+  for (const fs::path& p : entries_of(folder)) {
     const Name name = parse(p.filename().string(), start);
     if (name.number >= 0) f(p.string(), name);
   }
@@ -88,12 +84,10 @@ bool is_private_folder(const std::string& path) {
 
 std::vector<std::string> state_folders(const std::string& shared) {
   std::vector<std::string> out;
-  std::error_code error;
-  for (fs::directory_iterator it(shared, error), end; !error && it != end;
-       it.increment(error))
-    if (it->path().filename().string().starts_with(shared_folder_prefix()) &&
-        is_private_folder(it->path().string()))
-      out.push_back((it->path() / "state").string());
+  for (const fs::path& p : entries_of(shared))
+    if (p.filename().string().starts_with(shared_folder_prefix()) &&
+        is_private_folder(p.string()))
+      out.push_back((p / "state").string());
   std::sort(out.begin(), out.end());
   return out;
 }
@@ -104,10 +98,8 @@ std::string segment_path(const std::string& folder, uint64_t job, int number) {
 
 std::vector<uint64_t> list_jobs(const std::string& folder) {
   std::vector<uint64_t> out;
-  std::error_code error;
-  for (fs::directory_iterator it(folder, error), end; !error && it != end;
-       it.increment(error)) {
-    const std::string name = it->path().filename().string();
+  for (const fs::path& p : entries_of(folder)) {
+    const std::string name = p.filename().string();
     if (!name.starts_with(kStart)) continue;
     const char* const digits = name.data() + kStart.size();
     uint64_t job = 0;

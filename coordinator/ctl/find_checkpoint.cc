@@ -9,6 +9,7 @@
 #include "checkpoint/manifest/scan.h"
 #include "coordinator/rundir/run_dir.h"
 #include "parallel/jobfile/jobfile.h"
+#include "proto/base/entries.h"
 #include "proto/base/file_system.h"
 #include "proto/base/text.h"
 
@@ -30,14 +31,9 @@ Result<std::string> checkpoint_folder(const std::string& run) {
 }
 
 Result<std::string> checkpoint_folder_of(const std::string& target) {
-  std::error_code error;
-  if (!target.empty() && !rundir::is_run(target)) {
-    for (fs::directory_iterator it(target, error), end; it != end;
-         it.increment(error)) {
-      if (error) break;
-      if (is_checkpoint(it->path().string())) return absolute_path(target);
-    }
-  }
+  if (!target.empty() && !rundir::is_run(target))
+    for (const fs::path& path : entries_of(target))
+      if (is_checkpoint(path.string())) return absolute_path(target);
   ASSIGN_OR_RETURN(const std::string run, rundir::find_run(target));
   return checkpoint_folder(run);
 }

@@ -10,6 +10,7 @@
 #include "coordinator/ctl/client.h"
 #include "coordinator/ctl/timeline.h"
 #include "coordinator/ctl/verbs.h"
+#include "proto/base/entries.h"
 #include "proto/base/file_system.h"
 #include "proto/rundir/paths.h"
 
@@ -28,12 +29,9 @@ struct TraceOptions {
 // A run's trace files by generation and rank.
 std::map<int64_t, std::map<int, fs::path>> find_traces(const fs::path& folder) {
   std::map<int64_t, std::map<int, fs::path>> found;
-  std::error_code ec;
-  for (fs::directory_iterator it(folder, ec), end; !ec && it != end;
-       it.increment(ec))
-    if (const auto file =
-            rundir::parse_trace_name(it->path().filename().string()))
-      found[file->generation][file->rank] = it->path();
+  for (const fs::path& path : entries_of(folder))
+    if (const auto file = rundir::parse_trace_name(path.filename().string()))
+      found[file->generation][file->rank] = path;
   return found;
 }
 

@@ -10,6 +10,7 @@
 
 #include "coordinator/rundir/line_file.h"
 #include "coordinator/rundir/run_dir.h"
+#include "proto/base/entries.h"
 #include "proto/base/file_system.h"
 #include "proto/base/process.h"
 
@@ -56,11 +57,8 @@ std::vector<std::string> known_runs() {
     for (const std::string& run : read_lines(path))
       if (is_run(run)) out.push_back(run);
   std::vector<std::string> here;
-  std::error_code error;
-  for (fs::directory_iterator it("runs", error), end; !error && it != end;
-       it.increment(error))
-    if (is_run(it->path().string()))
-      here.push_back(real_path(it->path().string()));
+  for (const fs::path& path : entries_of("runs"))
+    if (is_run(path.string())) here.push_back(real_path(path.string()));
   std::sort(here.begin(), here.end());
   for (std::string& run : here)
     if (std::find(out.begin(), out.end(), run) == out.end())

@@ -22,6 +22,7 @@
 #include "coordinator/rundir/lines.h"
 #include "parallel/jobfile/jobfile.h"
 #include "proto/base/clock.h"
+#include "proto/base/entries.h"
 #include "proto/base/keyed_hash.h"
 #include "proto/base/process.h"
 #include "proto/base/rng.h"
@@ -339,10 +340,8 @@ bool is_run_of(const std::string& run, const std::string& job_name) {
 Result<std::string> newest_run(const std::string& dump_folder,
                                const std::string& job_name) {
   std::set<std::string> runs;  // the link "latest" may point elsewhere
-  std::error_code error;
-  for (fs::directory_iterator it(dump_folder, error), end; !error && it != end;
-       it.increment(error))
-    if (is_run(it->path().string())) runs.insert(real_path(it->path()));
+  for (const fs::path& path : entries_of(dump_folder))
+    if (is_run(path.string())) runs.insert(real_path(path.string()));
   std::pair<double, std::string> best;
   for (const std::string& run : runs) {
     const std::pair<double, std::string> here = {started_at(run), run};

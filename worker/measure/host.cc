@@ -13,6 +13,7 @@
 
 #include "proto/base/check.h"
 #include "proto/base/clock.h"
+#include "proto/base/entries.h"
 #include "proto/base/machine.h"
 #include "worker/kernels/gemm_rate.h"
 
@@ -341,17 +342,15 @@ double network_speed() {
   namespace fs = std::filesystem;
   constexpr double kMegabit = 1e6 / 8;
   double real = 0, any = 0;
-  std::error_code ec;
-  for (fs::directory_iterator it("/sys/class/net", ec), end; !ec && it != end;
-       it.increment(ec)) {
+  for (const fs::path& path : entries_of("/sys/class/net")) {
     double megabits = 0;  // -1 or unreadable: the interface does not say
-    std::ifstream(it->path() / "speed") >> megabits;
+    std::ifstream(path / "speed") >> megabits;
     std::string state;
-    std::ifstream(it->path() / "operstate") >> state;
+    std::ifstream(path / "operstate") >> state;
     if (state != "up") continue;
     any = std::max(any, megabits * kMegabit);
     std::error_code ignored;
-    if (fs::exists(it->path() / "device", ignored))
+    if (fs::exists(path / "device", ignored))
       real = std::max(real, megabits * kMegabit);
   }
   return real > 0 ? real : any;

@@ -7,6 +7,7 @@
 #include <filesystem>
 #include <set>
 
+#include "proto/base/entries.h"
 #include "proto/base/text.h"
 #include "proto/rundir/paths.h"
 #include "worker/trace/trace_file.h"
@@ -162,19 +163,18 @@ void remove_old_traces(const std::string& folder, int keep) {
   namespace fs = std::filesystem;
   std::vector<std::pair<int64_t, fs::path>> files;
   std::set<int64_t> generations;
-  std::error_code error;
-  for (fs::directory_iterator it(folder, error), end; !error && it != end;
-       it.increment(error)) {
-    const std::string name = it->path().filename().string();
+  for (const fs::path& path : entries_of(folder)) {
+    const std::string name = path.filename().string();
     auto file = rundir::parse_flight_name(name);
     if (!file) file = rundir::parse_trace_name(name);
     if (!file) continue;
-    files.emplace_back(file->generation, it->path());
+    files.emplace_back(file->generation, path);
     generations.insert(file->generation);
   }
+  std::error_code ignored;
   while (generations.size() > static_cast<size_t>(keep)) {
     for (const auto& [generation, path] : files)
-      if (generation == *generations.begin()) fs::remove(path, error);
+      if (generation == *generations.begin()) fs::remove(path, ignored);
     generations.erase(generations.begin());
   }
 }

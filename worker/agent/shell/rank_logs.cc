@@ -9,6 +9,7 @@
 #include <filesystem>
 #include <vector>
 
+#include "proto/base/entries.h"
 #include "proto/rundir/file_tail.h"
 #include "proto/rundir/paths.h"
 
@@ -80,17 +81,15 @@ int RankOutputs::fd(int rank) const {
 }
 
 void remove_old_logs(const std::string& run_dir, int64_t generation, int keep) {
-  const fs::path logs = rundir::logs_path(run_dir);
-  std::error_code error;
   std::vector<std::pair<int64_t, fs::path>> old;
-  for (fs::directory_iterator it(logs, error), end; !error && it != end;
-       it.increment(error)) {
-    const auto g = rundir::parse_rank_logs_name(it->path().filename().string());
-    if (g && *g < generation) old.emplace_back(*g, it->path());
+  for (const fs::path& path : entries_of(rundir::logs_path(run_dir))) {
+    const auto g = rundir::parse_rank_logs_name(path.filename().string());
+    if (g && *g < generation) old.emplace_back(*g, path);
   }
   std::sort(old.begin(), old.end());
+  std::error_code ignored;
   for (size_t i = 0; i + static_cast<size_t>(keep) <= old.size(); ++i)
-    fs::remove_all(old[i].second, error);
+    fs::remove_all(old[i].second, ignored);
 }
 
 RankLogPaths rank_log_paths(const std::string& folder, int rank) {

@@ -19,6 +19,7 @@
 #include "checkpoint/memory/segment.h"
 #include "checkpoint/memory/segment_directory.h"
 #include "proto/base/clock.h"
+#include "proto/base/entries.h"
 #include "proto/base/file_system.h"
 #include "proto/base/rng.h"
 #include "proto/limits/plausible.h"
@@ -91,16 +92,6 @@ Holder holder_of(const std::string& path) {
   Holder out;
   in >> out.pid >> out.incarnation;
   if (out.pid <= 0 || (kill(out.pid, 0) != 0 && errno != EPERM)) out.pid = 0;
-  return out;
-}
-
-// What could be read if an error ends the reading.
-std::vector<fs::path> entries_of(const std::string& folder) {
-  std::vector<fs::path> out;
-  std::error_code error;
-  for (fs::directory_iterator it(folder, error), end; !error && it != end;
-       it.increment(error))
-    out.push_back(it->path());
   return out;
 }
 
