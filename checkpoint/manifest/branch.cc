@@ -3,7 +3,8 @@
 #include <fmt/format.h>
 
 #include <algorithm>
-#include <charconv>
+
+#include "proto/base/number.h"
 
 namespace remesh::manifest {
 namespace {
@@ -17,14 +18,8 @@ std::string claim_name(int64_t generation) {
 
 std::optional<int64_t> parse_claim_name(std::string_view name) {
   if (!name.starts_with(kPrefix)) return std::nullopt;
-  name.remove_prefix(kPrefix.size());
-  int64_t generation = 0;
-  const auto [end, error] =
-      std::from_chars(name.data(), name.data() + name.size(), generation);
-  if (error != std::errc() || end != name.data() + name.size() ||
-      generation < 0)
-    return std::nullopt;
-  return generation;
+  const auto generation = parse_number<int64_t>(name.substr(kPrefix.size()));
+  return generation && *generation >= 0 ? generation : std::nullopt;
 }
 
 }  // namespace

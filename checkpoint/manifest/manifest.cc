@@ -4,11 +4,11 @@
 #include <google/protobuf/util/json_util.h>
 
 #include <algorithm>
-#include <charconv>
 #include <cmath>
 #include <set>
 
 #include "proto/base/file_system.h"
+#include "proto/base/number.h"
 #include "proto/base/text.h"
 
 namespace remesh::manifest {
@@ -23,13 +23,10 @@ std::string header(std::string_view checksum, size_t body_bytes) {
 }
 
 // Digits only: no sign, no leading zeros beyond `min_digits`.
-std::optional<int64_t> parse_number(std::string_view text, size_t min_digits) {
-  int64_t value = 0;
-  const auto [end, error] =
-      std::from_chars(text.data(), text.data() + text.size(), value);
-  if (error != std::errc() || end != text.data() + text.size() || value < 0)
+std::optional<int64_t> parse_digits(std::string_view text, size_t min_digits) {
+  const auto value = parse_number<int64_t>(text);
+  if (!value || *value < 0 || fmt::format("{:0{}}", *value, min_digits) != text)
     return std::nullopt;
-  if (fmt::format("{:0{}}", value, min_digits) != text) return std::nullopt;
   return value;
 }
 
@@ -96,7 +93,7 @@ std::string step_name(int64_t step) {
 
 std::optional<int64_t> parse_step_name(std::string_view name) {
   if (name.substr(0, 5) != "step-") return std::nullopt;
-  return parse_number(name.substr(5), 8);
+  return parse_digits(name.substr(5), 8);
 }
 
 std::string tmp_name(const TmpName& name) {
@@ -108,7 +105,7 @@ std::optional<TmpName> parse_tmp_name(std::string_view name) {
   const size_t dot = name.find(".g", 5);
   if (dot == std::string_view::npos) return std::nullopt;
   const auto step = parse_step_name(name.substr(5, dot - 5));
-  const auto generation = parse_number(name.substr(dot + 2), 1);
+  const auto generation = parse_digits(name.substr(dot + 2), 1);
   if (!step || !generation) return std::nullopt;
   return TmpName{.step = *step, .generation = *generation};
 }

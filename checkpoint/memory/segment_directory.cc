@@ -15,6 +15,7 @@
 
 #include "checkpoint/memory/segment.h"
 #include "proto/base/entries.h"
+#include "proto/base/number.h"
 #include "proto/base/text.h"
 
 namespace remesh::memory {
@@ -42,9 +43,7 @@ Name parse(std::string_view name, const std::string& prefix) {
     out.finished = false;
     name.remove_suffix(kUnfinished.size());
   }
-  const char* const end = name.data() + name.size();
-  const auto [at, error] = std::from_chars(name.data(), end, out.number);
-  if (error != std::errc() || at != end || out.number < 0) out.number = -1;
+  out.number = std::max(-1, parse_number<int>(name).value_or(-1));
   return out;
 }
 

@@ -2,7 +2,6 @@
 #include <fmt/format.h>
 
 #include <algorithm>
-#include <charconv>
 #include <memory>
 
 #include "coordinator/ctl/client.h"
@@ -11,6 +10,7 @@
 #include "coordinator/rundir/lines.h"
 #include "coordinator/rundir/run_dir.h"
 #include "parallel/geometry/layout.h"
+#include "proto/base/number.h"
 #include "proto/rundir/events.h"
 
 namespace remesh::ctl {
@@ -128,11 +128,8 @@ Result<ControlDone> mesh(const ControlOptions& o) {
 }
 
 Result<ControlDone> scale(const ControlOptions& o) {
-  int slots = 0;
-  const char* end = o.argument.data() + o.argument.size();
-  const auto [at, error] = std::from_chars(o.argument.data(), end, slots);
-  const bool is_number = error == std::errc() && at == end && slots >= 1;
-  if (o.argument != "all" && !is_number)
+  const int slots = parse_number<int>(o.argument).value_or(0);
+  if (o.argument != "all" && slots < 1)
     return invalid_argument(
         fmt::format("invalid slot count '{}': expected a positive integer or "
                     "'all'",

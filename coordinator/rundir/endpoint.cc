@@ -2,13 +2,13 @@
 #include <fmt/format.h>
 
 #include <algorithm>
-#include <charconv>
 #include <cstdlib>
 #include <span>
 #include <sstream>
 
 #include "coordinator/rundir/run_dir.h"
 #include "proto/base/file_system.h"
+#include "proto/base/number.h"
 #include "proto/base/process.h"
 
 namespace remesh::rundir {
@@ -16,12 +16,6 @@ namespace {
 
 // A sector, so that overwriting it replaces all of it.
 constexpr size_t kFileBytes = 512;
-
-int parse_pid(std::string_view text) {
-  int pid = 0;
-  std::from_chars(text.data(), text.data() + text.size(), pid);
-  return pid;
-}
 
 }  // namespace
 
@@ -51,7 +45,8 @@ Result<Endpoint> parse_endpoint(const std::string& text) {
   Endpoint e;
   std::getline(in, e.address);
   for (std::string line; std::getline(in, line);) {
-    if (line.starts_with("pid=")) e.pid = parse_pid(line.substr(4));
+    if (line.starts_with("pid="))
+      e.pid = parse_number<int>(line.substr(4)).value_or(0);
     if (line.starts_with("host=")) e.host = line.substr(5);
     if (line.starts_with("host_id="))
       e.host_id = std::strtoull(line.c_str() + 8, nullptr, 16);

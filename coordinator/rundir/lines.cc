@@ -4,13 +4,13 @@
 #include <google/protobuf/descriptor.h>
 #include <google/protobuf/message.h>
 
-#include <charconv>
 #include <cmath>
 #include <limits>
 #include <nlohmann/json.hpp>
 
 #include "coordinator/core/job_shape.h"
 #include "proto/base/check.h"
+#include "proto/base/number.h"
 #include "proto/base/text.h"
 #include "proto/limits/plausible.h"
 
@@ -121,12 +121,9 @@ bool parse_value(const Json& value, const FieldDescriptor* f, Message* m) {
       return true;
     case FieldDescriptor::TYPE_FIXED64: {
       if (!value.is_string()) return false;
-      const auto text = value.get<std::string>();
-      const char* end = text.data() + text.size();
-      uint64_t v = 0;
-      const auto parsed = std::from_chars(text.data(), end, v, 16);
-      r->SetUInt64(m, f, v);
-      return parsed.ec == std::errc() && parsed.ptr == end;
+      const auto v = parse_number<uint64_t>(value.get<std::string>(), 16);
+      r->SetUInt64(m, f, v.value_or(0));
+      return v.has_value();
     }
     case FieldDescriptor::TYPE_STRING:
       if (!value.is_string()) return false;

@@ -2,8 +2,9 @@
 
 #include <fmt/format.h>
 
-#include <charconv>
 #include <set>
+
+#include "proto/base/number.h"
 
 namespace remesh::geometry {
 namespace {
@@ -53,11 +54,8 @@ Result<Layout> Layout::parse(std::string_view text) {
     const std::string_view part = rest.substr(0, comma);
     if (part.size() < 3) return fail(fmt::format("'{}' is not an axis", part));
     const std::string_view axis = part.substr(0, 2);
-    int degree = 0;
-    const auto [end, error] =
-        std::from_chars(part.data() + 2, part.data() + part.size(), degree);
-    if (error != std::errc() || end != part.data() + part.size() ||
-        degree < 1 || degree > 65536)
+    const int degree = parse_number<int>(part.substr(2)).value_or(0);
+    if (degree < 1 || degree > 65536)
       return fail(fmt::format("bad degree in '{}'", part));
     if (!seen.insert(axis).second)
       return fail(fmt::format("axis '{}' occurs twice", axis));

@@ -4,16 +4,16 @@
 #include <fnmatch.h>
 
 #include <algorithm>
-#include <charconv>
+
+#include "proto/base/number.h"
 
 namespace remesh::jobfile {
 namespace {
 
-// A number that is at least 0, of all the text.
-bool parse_number(std::string_view text, double* out) {
-  const char* const end = text.data() + text.size();
-  const auto [at, error] = std::from_chars(text.data(), end, *out);
-  return error == std::errc() && at == end && *out >= 0 && *out <= 1e6;
+// A number that is at least 0.
+bool parse_factor(std::string_view text, double* out) {
+  *out = parse_number<double>(text).value_or(-1);
+  return *out >= 0 && *out <= 1e6;
 }
 
 }  // namespace
@@ -39,10 +39,10 @@ Result<ParamGroup> parse_param_group(std::string_view text) {
     } else if (word == "frozen") {
       out.frozen = true;
     } else if (word.starts_with("lr=") &&
-               parse_number(word.substr(3), &number)) {
+               parse_factor(word.substr(3), &number)) {
       out.lr = number;
     } else if (word.starts_with("weight_decay=") &&
-               parse_number(word.substr(13), &number)) {
+               parse_factor(word.substr(13), &number)) {
       out.weight_decay = number;
     } else {
       return wrong(fmt::format("'{}' is no setting", word));

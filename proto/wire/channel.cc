@@ -6,12 +6,12 @@
 #include <algorithm>
 #include <array>
 #include <cerrno>
-#include <charconv>
 #include <cstring>
 #include <utility>
 #include <zmq.hpp>
 
 #include "proto/base/check.h"
+#include "proto/base/number.h"
 #include "proto/wire/elements.h"
 #include "proto/wire/socket.h"
 
@@ -114,12 +114,9 @@ bool is_ipc(const std::string& address) {
 Result<HostPort> parse_address(const std::string& address) {
   const std::string bad = "\"" + address + "\" is not an address; ";
   const size_t colon = address.rfind(':');
-  const char* end = address.data() + address.size();
-  uint16_t port = 0;
   // Without a colon, all of it.
-  const auto parsed = std::from_chars(address.data() + (colon + 1), end, port);
-  if (!address.starts_with("tcp://") || colon < 7 || parsed.ec != std::errc() ||
-      parsed.ptr != end)
+  const auto port = parse_number<uint16_t>(address.substr(colon + 1));
+  if (!address.starts_with("tcp://") || colon < 7 || !port)
     return invalid_argument(bad + kAddressForm);
   std::string host = address.substr(6, colon - 6);
   if (host.find(':') != std::string::npos &&
@@ -127,7 +124,7 @@ Result<HostPort> parse_address(const std::string& address) {
     return invalid_argument(bad +
                             "an IPv6 address is written in brackets, for "
                             "example tcp://[fd00::1]:5710");
-  return HostPort{std::move(host), port};
+  return HostPort{std::move(host), *port};
 }
 
 Status check_address(const std::string& address) {

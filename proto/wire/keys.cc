@@ -7,11 +7,11 @@
 
 #include <array>
 #include <cerrno>
-#include <charconv>
 #include <sstream>
 
 #include "proto/base/check.h"
 #include "proto/base/file_system.h"
+#include "proto/base/number.h"
 #include "proto/base/sharing.h"
 
 namespace remesh::wire {
@@ -192,11 +192,9 @@ Result<Ticket> parse_ticket(const std::string& text) {
   Ticket t{.public_key = value_of(sections[0], "public"),
            .worker = value_of(sections[0], "worker"),
            .job = value_of(sections[0], "job")};
-  const std::string expires = value_of(sections[0], "expires");
-  const char* end = expires.data() + expires.size();
-  if (!valid_key(t.public_key) || expires.empty() ||
-      std::from_chars(expires.data(), end, t.expires).ptr != end)
-    return corrupt("not a ticket");
+  const auto expires = parse_number<int64_t>(value_of(sections[0], "expires"));
+  if (!valid_key(t.public_key) || !expires) return corrupt("not a ticket");
+  t.expires = *expires;
   return t;
 }
 

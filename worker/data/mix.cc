@@ -2,11 +2,11 @@
 
 #include <fmt/format.h>
 
-#include <charconv>
 #include <filesystem>
 #include <memory>
 #include <set>
 
+#include "proto/base/number.h"
 #include "worker/data/out_dir.h"
 
 namespace remesh::data {
@@ -22,11 +22,8 @@ Result<MemberEntry> parse_member(const std::string& argument) {
   const size_t at = argument.rfind('=');
   if (at == std::string::npos || at == 0) return wrong();
   MemberEntry m;
-  const char* const end = argument.data() + argument.size();
-  const auto parsed = std::from_chars(argument.data() + at + 1, end, m.weight);
-  if (parsed.ec != std::errc() || parsed.ptr != end ||
-      !(m.weight > 0 && m.weight <= 1e9))
-    return wrong();
+  m.weight = parse_number<double>(argument.substr(at + 1)).value_or(0);
+  if (!(m.weight > 0 && m.weight <= 1e9)) return wrong();
   const files::path dir = files::absolute(argument.substr(0, at));
   m.dir = dir.lexically_normal().string();
   while (m.dir.ends_with('/')) m.dir.pop_back();

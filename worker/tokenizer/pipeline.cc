@@ -4,10 +4,10 @@
 
 #include <algorithm>
 #include <bitset>
-#include <charconv>
 #include <set>
 #include <utility>
 
+#include "proto/base/number.h"
 #include "worker/tokenizer/unicode.h"
 
 namespace remesh::tokenizer {
@@ -234,12 +234,8 @@ Status divide_before_marks(const BpeModel& bpe, Pipeline* pipeline) {
 }
 
 std::optional<char> byte_of(const std::string& token) {
-  unsigned byte = 0;
-  const char* end = token.data() + 5;
-  if (token.size() == 6 && token.starts_with("<0x") &&
-      std::from_chars(token.data() + 3, end, byte, 16).ptr == end)
-    return static_cast<char>(byte);
-  return std::nullopt;
+  if (token.size() != 6 || !token.starts_with("<0x")) return std::nullopt;
+  return parse_number<unsigned char>(token.substr(3, 2), 16);
 }
 
 std::string unmark_spaces(std::string text) {

@@ -357,6 +357,10 @@ TEST_F(TicketTest, TicketsAreReadStrictly) {
   EXPECT_FALSE(parse_ticket("[[key]]\npublic = \"x\"\n").ok());
   EXPECT_FALSE(parse_ticket(section_text({{"public", t.public_key}})).ok());
   EXPECT_FALSE(parse_ticket(ticket_text(t) + ticket_text(t)).ok());
+  const std::string beyond = "99999999999999999999";  // 64 bits
+  EXPECT_FALSE(parse_ticket(section_text({{"public", t.public_key},
+                                          {"expires", beyond}}))
+                   .ok());
 }
 
 // ---------------------------------------------------------------- strangers
