@@ -32,12 +32,12 @@
 #include <vector>
 
 #include "bench/checkpoint/under_load.h"
-#include "bench/median.h"
 #include "bench/targets.h"
 #include "checkpoint/manifest/scan.h"
 #include "checkpoint/store/store.h"
 #include "proto/base/check.h"
 #include "proto/base/clock.h"
+#include "proto/base/median.h"
 #include "tests/testing/llama.h"
 #include "tests/testing/pieces.h"
 
@@ -160,7 +160,7 @@ Cost median_per_gb(const std::vector<Cost>& costs, double gb) {
     wall.push_back(c.wall_s);
     cpu.push_back(c.cpu_s);
   }
-  return {.wall_s = bench::median(wall) / gb, .cpu_s = bench::median(cpu) / gb};
+  return {.wall_s = median(wall) / gb, .cpu_s = median(cpu) / gb};
 }
 
 class Bench {
@@ -348,7 +348,7 @@ class Bench {
                      "{:.0f} MiB, commit {:.0f} ms",
                      plain.wall_s / save.wall_s, stream.wall_s / save.wall_s,
                      static_cast<double>(stored_) / (1 << 20),
-                     1e3 * bench::median(commit_s_)));
+                     1e3 * median(commit_s_)));
     line("load + verify", load,
          fmt::format("{} shards to {} ranks", options_.ranks,
                      options_.ranks + 1));

@@ -12,9 +12,9 @@
 #include <vector>
 
 #include "bench/kept_state.h"
-#include "bench/median.h"
 #include "bench/random_batch.h"
 #include "proto/base/clock.h"
+#include "proto/base/median.h"
 #include "tests/testing/engine.h"
 #include "tests/testing/local_comm.h"
 #include "worker/kernels/backend.h"

@@ -17,10 +17,10 @@
 #include <vector>
 
 #include "bench/comm/plain_mpi.h"
-#include "bench/median.h"
 #include "bench/ranks.h"
 #include "parallel/comm/mpi_comm.h"
 #include "proto/base/clock.h"
+#include "proto/base/median.h"
 
 namespace remesh::bench {
 namespace {

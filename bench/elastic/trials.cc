@@ -9,9 +9,9 @@
 #include <regex>
 
 #include "bench/job_settings.h"
-#include "bench/median.h"
 #include "proto/base/check.h"
 #include "proto/base/clock.h"
+#include "proto/base/median.h"
 
 namespace remesh::bench {
 
@@ -43,7 +43,7 @@ double largest(const std::vector<double>& v) {
 }
 
 double median_or_none(std::vector<double> v) {
-  return v.empty() ? std::nan("") : bench::median(std::move(v));
+  return v.empty() ? std::nan("") : median(std::move(v));
 }
 
 testing::Settings settings_of(const BenchOptions& o) {

@@ -28,7 +28,6 @@
 #include <vector>
 
 #include "bench/dtype.h"
-#include "bench/median.h"
 #include "bench/model_options.h"
 #include "bench/models.h"
 #include "bench/random_batch.h"
@@ -37,6 +36,7 @@
 #include "parallel/geometry/batch.h"
 #include "parallel/geometry/model_work.h"
 #include "proto/base/clock.h"
+#include "proto/base/median.h"
 #include "tests/testing/engine.h"
 #include "tests/testing/local_comm.h"
 #include "worker/engine/engine.h"

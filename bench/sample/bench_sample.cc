@@ -15,12 +15,12 @@
 #include <vector>
 
 #include "bench/dtype.h"
-#include "bench/median.h"
 #include "bench/models.h"
 #include "bench/step/yardstick.h"
 #include "bench/targets.h"
 #include "parallel/geometry/shard_table.h"
 #include "proto/base/clock.h"
+#include "proto/base/median.h"
 #include "worker/kernels/backend.h"
 #include "worker/sample/generator.h"
 

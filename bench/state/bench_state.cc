@@ -24,7 +24,6 @@
 #include "bench/cpu_time.h"
 #include "bench/dtype.h"
 #include "bench/kept_state.h"
-#include "bench/median.h"
 #include "bench/model_options.h"
 #include "bench/models.h"
 #include "bench/random_batch.h"
@@ -32,6 +31,7 @@
 #include "parallel/comm/mpi_comm.h"
 #include "parallel/geometry/batch.h"
 #include "proto/base/clock.h"
+#include "proto/base/median.h"
 #include "tests/testing/engine.h"
 
 namespace remesh::bench {

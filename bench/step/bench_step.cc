@@ -17,7 +17,6 @@
 
 #include "bench/dtype.h"
 #include "bench/kept_state.h"
-#include "bench/median.h"
 #include "bench/model_options.h"
 #include "bench/models.h"
 #include "bench/random_batch.h"
@@ -28,6 +27,7 @@
 #include "bench/targets.h"
 #include "parallel/geometry/model_work.h"
 #include "proto/base/clock.h"
+#include "proto/base/median.h"
 #include "tests/testing/engine.h"
 #include "tests/testing/local_comm.h"
 #include "worker/kernels/cpu/onednn_gemm.h"

@@ -8,9 +8,9 @@
 #include <unordered_map>
 #include <vector>
 
-#include "bench/median.h"
 #include "proto/base/check.h"
 #include "proto/base/clock.h"
+#include "proto/base/median.h"
 #include "worker/kernels/cpu/onednn_gemm.h"
 #include "worker/kernels/cpu/parallel.h"
 #include "worker/kernels/host_memory.h"

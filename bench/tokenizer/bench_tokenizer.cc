@@ -15,8 +15,8 @@
 #include <vector>
 
 #include "bench/cpu_time.h"
-#include "bench/median.h"
 #include "bench/targets.h"
+#include "proto/base/median.h"
 #include "worker/data/text_reader.h"
 #include "worker/tokenizer/pipeline.h"
 #include "worker/tokenizer/tokenizer.h"

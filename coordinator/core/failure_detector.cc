@@ -8,6 +8,7 @@
 #include "coordinator/core/durable.h"
 #include "coordinator/core/recovery.h"
 #include "proto/base/exit_code.h"
+#include "proto/base/median.h"
 #include "proto/base/text.h"
 
 namespace remesh::core {
@@ -187,10 +188,9 @@ int64_t FailureDetector::hang_after_ms(const ClusterView& view) const {
   }
   if (!has_stepped_ || step_times_.empty())
     return doubtful ? kSetStartHangMs : kStartHangMs;
-  std::vector<double> t(step_times_.begin(), step_times_.end());
-  std::nth_element(t.begin(), t.begin() + t.size() / 2, t.end());
-  return std::max(kAutoHangMs, static_cast<int64_t>(1000 * kAutoHangSteps *
-                                                    t[t.size() / 2]));
+  const double typical = median({step_times_.begin(), step_times_.end()});
+  return std::max(kAutoHangMs,
+                  static_cast<int64_t>(1000 * kAutoHangSteps * typical));
 }
 
 // When one rank hangs, all ranks stall. Some may stall for long without one, as

@@ -7,6 +7,7 @@
 
 #include "coordinator/core/durable.h"
 #include "coordinator/core/job_shape.h"
+#include "proto/base/median.h"
 
 namespace remesh::core {
 namespace {
@@ -19,13 +20,6 @@ constexpr double kUsualPauseS = 5;
 // What slowed a mesh down may be over after this time.
 constexpr int64_t kKeptMs = 3600 * 1000;
 constexpr double kDay = 24 * 3600;
-
-double median(const std::deque<double>& values) {
-  std::vector<double> sorted(values.begin(), values.end());
-  const auto middle = sorted.begin() + static_cast<long>(sorted.size() / 2);
-  std::nth_element(sorted.begin(), middle, sorted.end());
-  return *middle;
-}
 
 bool are_among(const std::set<std::string>& all,
                const std::set<std::string>& some) {
@@ -62,7 +56,7 @@ void StepTimes::add_step(double seconds, int64_t now_ms) {
   skip_ = 0;
   keep(seconds, &steps_);
   if (steps_.size() < kEnoughSteps) return;
-  const double now = median(steps_);
+  const double now = median({steps_.begin(), steps_.end()});
   auto it = std::find_if(meshes_.begin(), meshes_.end(), [&](const Mesh& m) {
     return m.step.layout == at_->step.layout && m.step.hosts == at_->step.hosts;
   });
@@ -119,7 +113,8 @@ bool StepTimes::knows_link(const std::set<std::string>& hosts) const {
 }
 
 double StepTimes::pause_s() const {
-  return pauses_.empty() ? kUsualPauseS : median(pauses_);
+  return pauses_.empty() ? kUsualPauseS
+                         : median({pauses_.begin(), pauses_.end()});
 }
 
 double StepTimes::until_failure_s(int64_t now_ms) const {

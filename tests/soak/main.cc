@@ -12,6 +12,7 @@
 #include <vector>
 
 #include "proto/base/clock.h"
+#include "proto/base/median.h"
 #include "tests/soak/soak.h"
 
 namespace remesh::soak {
@@ -37,11 +38,8 @@ constexpr int64_t kMostGrowthKibByGeneration = 8;
 // Ranks and generations open and close some.
 constexpr int64_t kMostMoreFiles = 24;
 
-double median(std::vector<double> v) {
-  if (v.empty()) return -1;
-  std::nth_element(v.begin(), v.begin() + static_cast<int64_t>(v.size() / 2),
-                   v.end());
-  return v[v.size() / 2];
+double median_or_none(std::vector<double> v) {
+  return v.empty() ? -1 : median(std::move(v));
 }
 
 void print_faults(const std::vector<Fault>& faults) {
@@ -58,7 +56,7 @@ void print_faults(const std::vector<Fault>& faults) {
     fmt::print("{:<28} {:>6} {:>9}", name_of(static_cast<Kind>(k)), number,
                seconds.size());
     if (!seconds.empty())
-      fmt::print(" {:>9.3f} {:>9.3f}", median(seconds),
+      fmt::print(" {:>9.3f} {:>9.3f}", median_or_none(seconds),
                  *std::max_element(seconds.begin(), seconds.end()));
     fmt::print("\n");
   }

@@ -4,17 +4,13 @@
 #include <cmath>
 #include <limits>
 
+#include "proto/base/median.h"
+
 namespace remesh::train {
 namespace {
 
 constexpr double kNormal = 1.4826;     // spread of a normal distribution
 constexpr double kLeastSpread = 0.01;  // of the median
-
-double median(std::vector<double> v) {
-  const auto middle = v.begin() + static_cast<std::ptrdiff_t>(v.size() / 2);
-  std::nth_element(v.begin(), middle, v.end());
-  return *middle;
-}
 
 }  // namespace
 

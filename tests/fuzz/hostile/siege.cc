@@ -19,6 +19,7 @@
 #include <vector>
 
 #include "proto/base/check.h"
+#include "proto/base/median.h"
 #include "proto/base/process.h"
 #include "proto/wire/channel.h"
 #include "proto/wire/key_choice.h"
@@ -177,9 +178,7 @@ double median_step_s(const std::vector<Json>& metrics) {
   std::vector<double> all;
   for (const Json& m : metrics) all.push_back(m.value("step_s", 0.0));
   CHECK(!all.empty());
-  const auto middle = all.begin() + static_cast<int64_t>(all.size() / 2);
-  std::nth_element(all.begin(), middle, all.end());
-  return *middle;
+  return median(std::move(all));
 }
 
 Outcome train(const std::string& data, Siege siege, const Options& o) {
