@@ -276,7 +276,7 @@ class Bench {
           .status();
     }));
     const int64_t begin_ns = monotonic_ns();
-    ASSIGN_OR_RETURN(const Committed done,
+    ASSIGN_OR_RETURN(const CommitResult done,
                      commit(*fs_, dir_, m, options_.ranks, table_, {}));
     commit_s_.push_back(seconds_since(begin_ns));
     path_ = done.path;

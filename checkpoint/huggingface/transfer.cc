@@ -247,14 +247,15 @@ Result<Exported> export_adapters(FileSystem& fs, const WeightSource& source,
 
 }  // namespace
 
-Result<store::Committed> import_model(FileSystem& fs, const ModelFolder& model,
-                                      const std::string& out,
-                                      const Progress& progress) {
+Result<store::CommitResult> import_model(FileSystem& fs,
+                                         const ModelFolder& model,
+                                         const std::string& out,
+                                         const Progress& progress) {
   pb::Manifest manifest;
   manifest.set_job(kImportJob);
   *manifest.mutable_model() = manifest::model_info(model.table().config());
   manifest.set_code_version(version());
-  store::Committed done;
+  store::CommitResult done;
   RETURN_IF_ERROR(
       write_new_folder(fs, out, [&](const std::string& tmp) -> Status {
         ASSIGN_OR_RETURN(const int shards,

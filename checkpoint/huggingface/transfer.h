@@ -22,9 +22,10 @@ inline constexpr char kImportJob[] = "import";
 
 // Writes the weights as checkpoint OUT/step-00000000, with moments of zero, and
 // returns it. AlreadyExists if `out` has anything in it.
-Result<store::Committed> import_model(FileSystem& fs, const ModelFolder& model,
-                                      const std::string& out,
-                                      const Progress& progress);
+Result<store::CommitResult> import_model(FileSystem& fs,
+                                         const ModelFolder& model,
+                                         const std::string& out,
+                                         const Progress& progress);
 
 struct ExportOptions {
   Dtype dtype = Dtype::kBf16;

@@ -220,14 +220,14 @@ std::vector<int> missing_shards(FileSystem& fs, const std::string& folder,
   return missing;
 }
 
-Result<Committed> commit(FileSystem& fs, const std::string& folder,
-                         pb::Manifest m, int num_shards,
-                         const ParamTable& table, const Retention& retention,
-                         const std::optional<manifest::Origin>& origin) {
+Result<CommitResult> commit(FileSystem& fs, const std::string& folder,
+                            pb::Manifest m, int num_shards,
+                            const ParamTable& table, const Retention& retention,
+                            const std::optional<manifest::Origin>& origin) {
   CHECK(num_shards >= 1);
   const SaveId id{.step = m.step(), .generation = m.generation()};
   const std::string tmp = tmp_path(folder, id);
-  Committed done;
+  CommitResult done;
   done.path = path_join(folder, manifest::step_name(id.step));
 
   RETURN_IF_ERROR(manifest::check_claim(fs, folder, id.generation));

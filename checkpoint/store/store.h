@@ -104,7 +104,7 @@ struct Retention {
   int64_t keep_every_n = 0;
 };
 
-struct Committed {
+struct CommitResult {
   std::string path;              // FOLDER/step-00000100
   pb::Manifest manifest;         // as written
   bool existed = false;          // a valid one was there and was kept
@@ -122,11 +122,11 @@ struct Committed {
 // retention to the run's checkpoints in its past and removes temporary
 // directories of older generations; `cleanup` reports a failure there, and the
 // checkpoint is valid nevertheless.
-Result<Committed> commit(FileSystem& fs, const std::string& folder,
-                         pb::Manifest manifest, int num_shards,
-                         const geometry::ParamTable& table,
-                         const Retention& retention,
-                         const std::optional<manifest::Origin>& origin = {});
+Result<CommitResult> commit(FileSystem& fs, const std::string& folder,
+                            pb::Manifest manifest, int num_shards,
+                            const geometry::ParamTable& table,
+                            const Retention& retention,
+                            const std::optional<manifest::Origin>& origin = {});
 
 // Removes the temporary directory of a save that was given up. Ok when absent.
 Status abandon(FileSystem& fs, const std::string& folder, const SaveId& id);

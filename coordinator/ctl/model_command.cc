@@ -28,7 +28,7 @@ Result<int> import_from_folder(const ModelOptions& o) {
   const auto files = posix_file_system();
   ASSIGN_OR_RETURN(const auto model, huggingface::ModelFolder::open(
                                          *files, absolute_path(o.from)));
-  Result<store::Committed> done = cancelled("");
+  Result<store::CommitResult> done = cancelled("");
   {
     ProgressBar bar("importing");
     done = huggingface::import_model(

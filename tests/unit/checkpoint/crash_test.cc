@@ -46,7 +46,7 @@ class CrashTest : public testing::TestWithParam<Case> {
 
   // Step 2 replaces step 1 (keep_latest_k = 1), so that removal is tested
   // too.
-  Result<Committed> second(MemoryFileSystem& fs, int64_t generation) {
+  Result<CommitResult> second(MemoryFileSystem& fs, int64_t generation) {
     return save(fs, kFolder, {2, generation}, table_, two_, GetParam().ranks,
                 {.keep_latest_k = 1}, GetParam().compression);
   }

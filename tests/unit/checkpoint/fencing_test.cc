@@ -24,7 +24,8 @@ class FencingTest : public testing::Test {
     return folder_ + "/" + manifest::step_name(step);
   }
   // Generation 2 continues from step 2 of generation 1.
-  Result<Committed> save_as(FileSystem& fs, int64_t generation, int64_t step) {
+  Result<CommitResult> save_as(FileSystem& fs, int64_t generation,
+                               int64_t step) {
     std::optional<manifest::Origin> origin;
     if (generation == 2) origin = {.step = 2, .generation = 1};
     return save(fs, folder_, {step, generation}, table_, state_, 1,

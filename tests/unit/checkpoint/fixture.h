@@ -89,13 +89,13 @@ inline Status write_shards(FileSystem& fs, const std::string& folder,
   return ok_status();
 }
 
-inline Result<Committed> save(FileSystem& fs, const std::string& folder,
-                              const SaveId& id,
-                              const geometry::ParamTable& table,
-                              const State& state, int ranks,
-                              const Retention& retention = {},
-                              Compression compression = Compression::kNone,
-                              std::optional<manifest::Origin> origin = {}) {
+inline Result<CommitResult> save(FileSystem& fs, const std::string& folder,
+                                 const SaveId& id,
+                                 const geometry::ParamTable& table,
+                                 const State& state, int ranks,
+                                 const Retention& retention = {},
+                                 Compression compression = Compression::kNone,
+                                 std::optional<manifest::Origin> origin = {}) {
   RETURN_IF_ERROR(
       write_shards(fs, folder, id, table, state, ranks, compression));
   return commit(fs, folder, manifest_of(table, id), ranks, table, retention,

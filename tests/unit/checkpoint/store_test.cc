@@ -202,7 +202,7 @@ TEST_F(StoreTest, CompressedShardsAreSmallerAndLoadUnderAnyRanks) {
   const auto zlib =
       save(*fs_, folder_, {2, 1}, table, state, 3, {}, Compression::kZlib);
   ASSERT_TRUE(plain.ok() && zlib.ok()) << zlib.status().to_string();
-  const auto bytes = [](const Committed& c) {
+  const auto bytes = [](const CommitResult& c) {
     uint64_t n = 0;
     for (const pb::ShardFile& f : c.manifest.shards()) n += f.bytes();
     return n;

@@ -20,8 +20,8 @@ std::string get(FileSystem& fs, const std::string& path) {
   return text.ok() ? *text : text.status().to_string();
 }
 
-Result<store::Committed> import_small(FileSystem& fs, const SmallFolder& f,
-                                      const std::string& out) {
+Result<store::CommitResult> import_small(FileSystem& fs, const SmallFolder& f,
+                                         const std::string& out) {
   const auto system = posix_file_system();
   ASSIGN_OR_RETURN(const auto model, ModelFolder::open(*system, f.path()));
   return import_model(fs, model, out, kSilent);
