@@ -250,11 +250,8 @@ const std::string& MeshPolicy::job_change(const pb::Durable& d) const {
   compared_generation_ = d.generation();
   job_change_.clear();
   if (!d.has_assignment_job()) return job_change_;  // of an older release
-  std::vector<std::string> keys;
-  for (const jobfile::Difference& k :
-       jobfile::differences(d.assignment_job(), job_))
-    keys.push_back(fmt::format("{} {} -> {}", k.key, k.first, k.second));
-  if (!keys.empty()) job_change_ = "job changed: " + join(keys);
+  const std::string keys = jobfile::changes_text(d.assignment_job(), job_);
+  if (!keys.empty()) job_change_ = "job changed: " + keys;
   return job_change_;
 }
 

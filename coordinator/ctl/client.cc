@@ -234,12 +234,10 @@ std::string why_not_running(const std::string& run,
            (in_memory ? "; " + rundir::state_text(newest) : "");
   }
   const std::string resume = "remesh resume " + rundir::typed_path(run);
-  const auto lines = rundir::read_last_lines(rundir::metrics_path(run));
-  const auto last =
-      rundir::parse_metrics_line(lines.empty() ? "" : lines.back());
-  const auto events = rundir::read_last_lines(rundir::events_path(run));
-  const auto event =
-      rundir::parse_event_line(events.empty() ? "" : events.back());
+  const auto last = rundir::parse_metrics_line(
+      rundir::read_last_line(rundir::metrics_path(run)));
+  const auto event = rundir::parse_event_line(
+      rundir::read_last_line(rundir::events_path(run)));
   const double heard = std::max(last.ok() ? last->time() : 0.0,
                                 event.ok() ? event->time() : 0.0);
   return fmt::format(

@@ -35,9 +35,8 @@ Row row_of(const std::string& run) {
       out.pid > 0
           ? "training"
           : rundir::state_text(end ? end->outcome : pb::JobStatus::NOT_RUNNING);
-  const auto lines = rundir::read_last_lines(rundir::metrics_path(run));
-  const auto last =
-      rundir::parse_metrics_line(lines.empty() ? "" : lines.back());
+  const auto last = rundir::parse_metrics_line(
+      rundir::read_last_line(rundir::metrics_path(run)));
   if (last.ok()) {
     out.step = last->step();
     out.loss = last->loss();

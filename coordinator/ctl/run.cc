@@ -44,11 +44,6 @@
 namespace remesh::ctl {
 namespace {
 
-std::string last_line_of(const std::string& path) {
-  const auto lines = rundir::read_last_lines(path);
-  return lines.empty() ? "" : lines.back();
-}
-
 // The shell of the Supervisor: owns the processes, the screen and the clock.
 class RunJob {
  public:
@@ -147,7 +142,7 @@ class RunJob {
   void reap() {
     for (const Ended& e : children_.reap()) {
       if (e.child < 0) continue;  // an adopted orphan
-      dispatch(ChildExited{e, last_line_of(output_of(e.child))});
+      dispatch(ChildExited{e, rundir::read_last_line(output_of(e.child))});
     }
   }
 
@@ -282,7 +277,8 @@ class RunJob {
     if (code != kExitFailed) return;
     std::string reason = supervisor_.reason();
     if (reason.empty()) reason = follower_->reason();
-    if (reason.empty()) reason = last_line_of(coordinator_output_.path());
+    if (reason.empty())
+      reason = rundir::read_last_line(coordinator_output_.path());
     print_error(fmt::format("remesh: {}\n",
                             reason.empty() ? "the job failed" : reason));
   }
@@ -311,14 +307,13 @@ Status check_run(const RunOptions& o, const rundir::OpenedJob& opened) {
   const int holder = rundir::RunLock::holder(run);
   const auto end = rundir::end_of_run(run);
   if (holder == 0 && end && !o.resume) {
-    std::vector<std::string> keys;
-    if (const auto held = rundir::load_resolved({}, run); held.ok())
-      for (const auto& d : jobfile::differences(*held, opened.job))
-        keys.push_back(fmt::format("{} {} -> {}", d.key, d.first, d.second));
+    const auto held = rundir::load_resolved({}, run);
+    const std::string keys =
+        held.ok() ? jobfile::changes_text(*held, opened.job) : "";
     return ended(fmt::format(
         "{}: {}{}", run, rundir::end_text(*end, run),
         keys.empty() ? ""
-                     : "; the job given is another one (" + join(keys) +
+                     : "; the job given is another one (" + keys +
                            "): give another --run-dir to train that"));
   }
   if (holder == 0) return ok_status();  // the coordinator checks the rest

@@ -279,13 +279,6 @@ std::vector<std::string> forbidden_differences(
 
 namespace {
 
-std::string keys_text(const pb::Job& run, const pb::Job& job) {
-  std::vector<std::string> out;
-  for (const jobfile::Difference& d : jobfile::differences(run, job))
-    out.push_back(fmt::format("{} {} -> {}", d.key, d.first, d.second));
-  return join(out);
-}
-
 // How another schedule changes the learning rate of the step after `done`,
 // compared with that of the last step made.
 std::string learning_rate_text(const pb::Job& run, const pb::Job& job,
@@ -408,7 +401,7 @@ Status check_identity(FileSystem& fs, bool accept_edits, const std::string& run,
   ASSIGN_OR_RETURN(
       const pb::Job written,
       resolve_text(jobfile::to_toml(journal.job()), journal_path(run), run));
-  const std::string edits = keys_text(written, *file);
+  const std::string edits = jobfile::changes_text(written, *file);
   if (edits.empty()) return ok_status();
   return invalid_argument(fmt::format(
       "{} was edited by hand: {}. Take that with --accept-edits, or undo it; "
@@ -452,7 +445,7 @@ Result<JobChange> check_job(FileSystem& fs, const Continuation& with,
       base.code() == Code::kCorrupt)
     return base;
   if (!held.ok()) return JobChange{};
-  JobChange change{.keys = keys_text(*held, job)};
+  JobChange change{.keys = jobfile::changes_text(*held, job)};
   const std::set<std::string> keys = keys_of(asked);
   if (newest.step > 0 && std::none_of(keys.begin(), keys.end(), moves_rate))
     change.learning_rate = learning_rate_text(*held, job, newest.step);

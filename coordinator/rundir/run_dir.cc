@@ -276,8 +276,7 @@ bool is_run(const std::string& path) {
 }
 
 std::optional<RunEnd> end_of_run(const std::string& run) {
-  const std::vector<std::string> lines = read_last_lines(events_path(run));
-  const auto last = parse_event_line(lines.empty() ? "" : lines.back());
+  const auto last = parse_event_line(read_last_line(events_path(run)));
   if (!last.ok()) return std::nullopt;
   const auto outcome = events::outcome_of(last->event());
   if (outcome == pb::JobStatus::UNKNOWN) return std::nullopt;

@@ -92,6 +92,8 @@ struct Difference {
 };
 std::vector<Difference> differences(const pb::Job& first,
                                     const pb::Job& second);
+// "train.steps 50 -> 100, train.seed 1 -> 2"; "" if nothing differs.
+std::string changes_text(const pb::Job& first, const pb::Job& second);
 
 // Every key ("train.steps") with its value as TOML writes it.
 std::vector<std::pair<std::string, std::string>> settings(const pb::Job& job);

@@ -4,6 +4,7 @@
 
 #include "parallel/jobfile/jobfile.h"
 #include "parallel/jobfile/schema.h"
+#include "proto/base/text.h"
 
 namespace remesh::jobfile {
 namespace {
@@ -78,6 +79,13 @@ std::vector<Difference> differences(const pb::Job& first,
     if (before[i].second != after[i].second)
       out.push_back({before[i].first, before[i].second, after[i].second});
   return out;
+}
+
+std::string changes_text(const pb::Job& first, const pb::Job& second) {
+  std::vector<std::string> out;
+  for (const Difference& d : differences(first, second))
+    out.push_back(fmt::format("{} {} -> {}", d.key, d.first, d.second));
+  return join(out);
 }
 
 std::string commented_example() {

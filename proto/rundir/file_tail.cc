@@ -28,4 +28,9 @@ std::vector<std::string> read_last_lines(const std::string& path) {
   return lines;
 }
 
+std::string read_last_line(const std::string& path) {
+  const std::vector<std::string> lines = read_last_lines(path);
+  return lines.empty() ? "" : lines.back();
+}
+
 }  // namespace remesh::rundir

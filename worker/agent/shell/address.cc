@@ -51,10 +51,9 @@ RunLookup look_up(const std::string& run_dir) {
     out.address = line;
   else
     out.address = not_found(file + ": no address; is a coordinator running?");
-  const auto lines = rundir::read_last_lines(rundir::events_path(run_dir));
-  const auto event =
-      nlohmann::json::parse(lines.empty() ? "" : lines.back(), nullptr,
-                            /*allow_exceptions=*/false);
+  const auto event = nlohmann::json::parse(
+      rundir::read_last_line(rundir::events_path(run_dir)), nullptr,
+      /*allow_exceptions=*/false);
   out.outcome = events::outcome_of(JsonReader(event, "").text("event", ""));
   return out;
 }
