@@ -49,12 +49,6 @@ Result<manifest::Found> checkpoint_of(FileSystem& files,
                                    : "those that can be used: " + join(steps)));
 }
 
-Result<std::string> data_id_of(const pb::Job& job) {
-  ASSIGN_OR_RETURN(const data::Index index,
-                   data::read_index(job.data().path()));
-  return index.data_id;
-}
-
 // The job of the new run, and the manifest of its first checkpoint. It uses
 // each sequence once if data, batch or both stay the same.
 Status adapt(const pb::Job& before, int64_t step, pb::Job* job,
@@ -69,14 +63,16 @@ Status adapt(const pb::Job& before, int64_t step, pb::Job* job,
         "train.steps = {}: the checkpoint has made step {}; give more, for "
         "example --set train.steps={}",
         job->train().steps(), step, 2 * step));
-  ASSIGN_OR_RETURN(const std::string data_id, data_id_of(*job));
+  ASSIGN_OR_RETURN(const data::Index index,
+                   data::read_index(job->data().path()));
   const pb::Train &was = before.train(), &is = job->train();
-  const bool same_order = data_id == m->data_id() && is.seed() == was.seed() &&
+  const bool same_order = index.data_id == m->data_id() &&
+                          is.seed() == was.seed() &&
                           is.seq_len() == was.seq_len();
   if (!same_order) m->set_sequences(0);
   job->mutable_data()->set_sequence_offset(m->sequences() -
                                            step * is.global_batch_size());
-  m->set_data_id(data_id);
+  m->set_data_id(index.data_id);
   m->set_seed(is.seed());
   m->set_seq_len(is.seq_len());
   m->set_global_batch_size(is.global_batch_size());

@@ -14,8 +14,6 @@ namespace {
 
 using geometry::Role;
 
-double as_double(int64_t n) { return static_cast<double>(n); }
-
 double operand_bytes(Precision p) {
   return p == Precision::k32 ? 4 : p == Precision::k16 ? 2 : 1;
 }

@@ -27,8 +27,6 @@ constexpr int64_t kStateVectors = 3;    // weights and both moments
 // Buffers of a streamed file, which keep the disk busy (proto/base).
 constexpr uint64_t kFileBuffers = uint64_t{32} << 20;
 
-double as_double(int64_t n) { return static_cast<double>(n); }
-
 // Bytes of an element.
 struct StateBytes {
   double master = kFp32;  // fp32 weights, sharded

@@ -14,6 +14,8 @@
 
 namespace remesh::planner {
 
+inline double as_double(int64_t n) { return static_cast<double>(n); }
+
 struct JobShape {
   geometry::ModelConfig model;
   int64_t T = 1;             // tokens per sequence

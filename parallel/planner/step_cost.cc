@@ -18,8 +18,6 @@ namespace {
 // copy written; the gradient's norm and clipping.
 constexpr double kOptimizerBytes = 16 + 14 + 8;
 
-double as_double(int64_t n) { return static_cast<double>(n); }
-
 class Step {
  public:
   Step(const Machine& m, const JobShape& s, const geometry::Layout& l,
