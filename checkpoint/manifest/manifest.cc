@@ -158,17 +158,9 @@ pb::ModelInfo model_info(const geometry::ModelConfig& c) {
   pb::ModelInfo info;
   // Left out where it is the default, as before there was a choice.
   if (c.arch != info.arch()) info.set_arch(c.arch);
-  info.set_dim(c.dim);
-  info.set_n_layers(c.n_layers);
-  info.set_n_heads(c.n_heads);
-  info.set_n_kv_heads(c.n_kv_heads);
+  sizes_to_message(c, &info);
   if (c.head_size != 0) info.set_head_dim(c.head_size);
   if (c.sliding_window != 0) info.set_sliding_window(c.sliding_window);
-  info.set_hidden_dim(c.hidden_dim);
-  info.set_vocab_size(c.vocab_size);
-  info.set_norm_eps(c.norm_eps);
-  info.set_rope_theta(c.rope_theta);
-  info.set_tie_embeddings(c.tie_embeddings);
   info.set_rope_scaled(c.rope_scaled);
   if (c.rope_scaled) {
     info.set_rope_factor(c.rope_scaling.factor);
@@ -185,19 +177,8 @@ pb::ModelInfo model_info(const geometry::ModelConfig& c) {
 }
 
 Result<geometry::ModelConfig> model_config(const pb::ModelInfo& info) {
-  geometry::ModelConfig c;
-  c.arch = info.arch();
-  c.dim = info.dim();
-  c.n_layers = info.n_layers();
-  c.n_heads = info.n_heads();
-  c.n_kv_heads = info.n_kv_heads();
+  geometry::ModelConfig c = geometry::config_of(info);
   c.head_size = info.head_dim();
-  c.sliding_window = info.sliding_window();
-  c.hidden_dim = info.hidden_dim();
-  c.vocab_size = info.vocab_size();
-  c.norm_eps = info.norm_eps();
-  c.rope_theta = info.rope_theta();
-  c.tie_embeddings = info.tie_embeddings();
   c.rope_scaled = info.rope_scaled();
   if (c.rope_scaled)
     c.rope_scaling = {

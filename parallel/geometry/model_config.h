@@ -79,4 +79,33 @@ struct ModelConfig {
   Status validate() const;
 };
 
+// What is called the same in pb::Model of a job and pb::ModelInfo of a
+// checkpoint.
+template <typename Message>
+void sizes_to_message(const ModelConfig& c, Message* out) {
+  out->set_dim(c.dim);
+  out->set_n_layers(c.n_layers);
+  out->set_n_heads(c.n_heads);
+  out->set_n_kv_heads(c.n_kv_heads);
+  out->set_hidden_dim(c.hidden_dim);
+  out->set_vocab_size(c.vocab_size);
+  out->set_norm_eps(c.norm_eps);
+  out->set_rope_theta(c.rope_theta);
+  out->set_tie_embeddings(c.tie_embeddings);
+}
+template <typename Message>
+ModelConfig config_of(const Message& m) {
+  return {.dim = m.dim(),
+          .n_layers = m.n_layers(),
+          .n_heads = m.n_heads(),
+          .n_kv_heads = m.n_kv_heads(),
+          .hidden_dim = m.hidden_dim(),
+          .vocab_size = m.vocab_size(),
+          .norm_eps = m.norm_eps(),
+          .rope_theta = m.rope_theta(),
+          .tie_embeddings = m.tie_embeddings(),
+          .arch = m.arch(),
+          .sliding_window = m.sliding_window()};
+}
+
 }  // namespace remesh::geometry

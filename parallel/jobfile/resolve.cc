@@ -68,17 +68,9 @@ namespace {
 pb::Model model_keys(const geometry::ModelConfig& c) {
   pb::Model m;
   m.set_arch(c.arch);
-  m.set_dim(c.dim);
-  m.set_n_layers(c.n_layers);
-  m.set_n_heads(c.n_heads);
-  m.set_n_kv_heads(c.n_kv_heads);
+  sizes_to_message(c, &m);
   m.set_head_dim(c.head_dim());
   m.set_sliding_window(c.sliding_window);
-  m.set_hidden_dim(c.hidden_dim);
-  m.set_vocab_size(c.vocab_size);
-  m.set_norm_eps(c.norm_eps);
-  m.set_rope_theta(c.rope_theta);
-  m.set_tie_embeddings(c.tie_embeddings);
   m.set_rope_scaling_factor(c.rope_scaled ? c.rope_scaling.factor : 1);
   m.set_rope_low_freq_factor(c.rope_scaling.low_freq_factor);
   m.set_rope_high_freq_factor(c.rope_scaling.high_freq_factor);
@@ -352,19 +344,8 @@ const std::string& init_path(const pb::Model& model) {
 
 geometry::ModelConfig model_config(const pb::Job& resolved) {
   const pb::Model& m = resolved.model();
-  geometry::ModelConfig c;
-  c.arch = m.arch();
-  c.dim = m.dim();
-  c.n_layers = m.n_layers();
-  c.n_heads = m.n_heads();
-  c.n_kv_heads = m.n_kv_heads();
+  geometry::ModelConfig c = geometry::config_of(m);
   if (m.head_dim() > 0) c.set_head_dim(m.head_dim());
-  c.sliding_window = m.sliding_window();
-  c.hidden_dim = m.hidden_dim();
-  c.vocab_size = m.vocab_size();
-  c.norm_eps = m.norm_eps();
-  c.rope_theta = m.rope_theta();
-  c.tie_embeddings = m.tie_embeddings();
   c.rope_scaled = m.rope_scaling_factor() != 1;
   if (c.rope_scaled)
     c.rope_scaling = {m.rope_scaling_factor(), m.rope_low_freq_factor(),
