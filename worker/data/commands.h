@@ -14,8 +14,9 @@ namespace remesh::data {
 void add_tokenizer_commands(CLI::App& app, int* code);
 void add_inspect(CLI::App& app, int* code);
 
-// Prints the failure and returns its exit code.
-inline int fail(const CLI::App& app, const Status& status) {
+// The exit code of a command; prints why it failed.
+inline int exit_code(const CLI::App& app, const Status& status) {
+  if (status.ok()) return kExitOk;
   const ExitCode code = exit_with(app.get_name(), status);
   return status.code() == Code::kAlreadyExists ? kExitUsage : code;
 }

@@ -271,8 +271,7 @@ void add_inspect(CLI::App& app, int* code) {
       "\u27e6 and \u27e7.");
   c->callback([&app, o, code] {
     o->color = ::isatty(STDOUT_FILENO) == 1 && getenv("NO_COLOR") == nullptr;
-    const Status status = inspect(*o);
-    *code = status.ok() ? 0 : fail(app, status);
+    *code = exit_code(app, inspect(*o));
   });
 }
 

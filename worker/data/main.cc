@@ -23,8 +23,7 @@
 namespace remesh::data {
 namespace {
 
-int prepare_command(const CLI::App& app, const PrepareOptions& options,
-                    bool json) {
+Status prepare_command(const PrepareOptions& options, bool json) {
   Result<PrepareSummary> done = invalid_argument("not run");
   {
     ProgressBar bar("preparing");
@@ -32,8 +31,7 @@ int prepare_command(const CLI::App& app, const PrepareOptions& options,
         prepare(options, *posix_file_system(),
                 [&](uint64_t read, uint64_t total) { bar.show(read, total); });
   }
-  if (!done.ok()) return fail(app, done.status());
-  const PrepareSummary& s = *done;
+  ASSIGN_OR_RETURN(const PrepareSummary s, std::move(done));
   if (json) {
     print_json({{"path", options.out_dir},
                 {"up_to_date", s.up_to_date},
@@ -46,7 +44,7 @@ int prepare_command(const CLI::App& app, const PrepareOptions& options,
                 {"val_shards", s.val_shards},
                 {"tokenizer", s.tokenizer},
                 {"vocab_size", s.vocab_size}});
-    return 0;
+    return ok_status();
   }
   fmt::print(
       "{}: {}{}, {} of text\n"
@@ -57,33 +55,30 @@ int prepare_command(const CLI::App& app, const PrepareOptions& options,
       plural(s.documents, "document"), format_bytes(s.text_bytes),
       s.train_tokens, plural(s.train_shards, "shard"), s.val_tokens,
       plural(s.val_shards, "shard"), s.tokenizer, s.vocab_size, s.data_id);
-  return 0;
+  return ok_status();
 }
 
-int verify_command(const CLI::App& app, const std::string& dir, bool json) {
-  auto set = Dataset::open(dir);
-  if (!set.ok()) return fail(app, set.status());
-  Status status;
+Status verify_command(const std::string& dir, bool json) {
+  ASSIGN_OR_RETURN(const Dataset set, Dataset::open(dir));
   {
     ProgressBar bar("verifying");
-    status = set->verify(
-        [&](uint64_t done, uint64_t total) { bar.show(done, total); });
+    RETURN_IF_ERROR(set.verify(
+        [&](uint64_t done, uint64_t total) { bar.show(done, total); }));
   }
-  if (!status.ok()) return fail(app, status);
   int64_t train = 0, val = 0;
-  for (const Member& m : set->members()) {
+  for (const Member& m : set.members()) {
     train += m.train.num_tokens();
     val += m.val.num_tokens();
   }
   if (json)
     print_json({{"path", dir},
-                {"data_id", set->data_id()},
+                {"data_id", set.data_id()},
                 {"train_tokens", train},
                 {"val_tokens", val}});
   else
     fmt::print("{}: {} training and {} validation tokens, all verified\n", dir,
                train, val);
-  return 0;
+  return ok_status();
 }
 
 struct ShowOptions {
@@ -137,10 +132,7 @@ void add_show(CLI::App& app, int* code) {
       ->capture_default_str();
   add_json_option(c, &o->json);
   c->footer("\nExample:\n  remesh data show data/books --from 5000");
-  c->callback([&app, o, code] {
-    const Status status = show(*o);
-    *code = status.ok() ? 0 : fail(app, status);
-  });
+  c->callback([&app, o, code] { *code = exit_code(app, show(*o)); });
 }
 
 void add_prepare(CLI::App& app, int* code) {
@@ -192,18 +184,18 @@ Examples:
   remesh data prepare --input texts/ 'more/*.jsonl.zst' --out data/all
   remesh data prepare --input chats.jsonl --chat --out data/chats \
       --tokenizer Qwen3-0.6B/tokenizer.json)");
-  c->callback(
-      [&app, o, json, code] { *code = prepare_command(app, *o, *json); });
+  c->callback([&app, o, json, code] {
+    *code = exit_code(app, prepare_command(*o, *json));
+  });
 }
 
-int mix_command(const CLI::App& app, const MixOptions& o, bool json) {
-  const auto made = mix(o, *posix_file_system());
-  if (!made.ok()) return fail(app, made.status());
+Status mix_command(const MixOptions& o, bool json) {
+  ASSIGN_OR_RETURN(const Index made, mix(o, *posix_file_system()));
   double all = 0;
-  for (const MemberEntry& m : made->members) all += m.weight;
+  for (const MemberEntry& m : made.members) all += m.weight;
   if (json) {
     auto members = nlohmann::ordered_json::array();
-    for (const MemberEntry& m : made->members)
+    for (const MemberEntry& m : made.members)
       members.push_back({{"name", m.name},
                          {"path", m.dir},
                          {"weight", m.weight},
@@ -211,19 +203,19 @@ int mix_command(const CLI::App& app, const MixOptions& o, bool json) {
                          {"train_tokens", m.train_tokens},
                          {"val_tokens", m.val_tokens}});
     print_json({{"path", o.out_dir},
-                {"data_id", made->data_id},
-                {"train_tokens", made->train_tokens()},
-                {"val_tokens", made->val_tokens()},
+                {"data_id", made.data_id},
+                {"train_tokens", made.train_tokens()},
+                {"val_tokens", made.val_tokens()},
                 {"members", std::move(members)}});
-    return 0;
+    return ok_status();
   }
   fmt::print("{}: {} of {} training tokens\n", o.out_dir,
-             plural(static_cast<int64_t>(made->members.size()), "data set"),
-             made->train_tokens());
-  for (const MemberEntry& m : made->members)
+             plural(static_cast<int64_t>(made.members.size()), "data set"),
+             made.train_tokens());
+  for (const MemberEntry& m : made.members)
     fmt::print("  {:<16} {:5.1f} % of the sequences, {} training tokens\n",
                m.name, 100 * m.weight / all, m.train_tokens);
-  return 0;
+  return ok_status();
 }
 
 void add_mix(CLI::App& app, int* code) {
@@ -244,7 +236,9 @@ equal part of each, and its loss is the mean by weight.
 
 Example:
   remesh data mix data/books=0.7 data/code=0.3 --out data/mix)");
-  c->callback([&app, o, json, code] { *code = mix_command(app, *o, *json); });
+  c->callback([&app, o, json, code] {
+    *code = exit_code(app, mix_command(*o, *json));
+  });
 }
 
 void add_data_commands(CLI::App& app, int* code) {
@@ -263,8 +257,9 @@ void add_data_commands(CLI::App& app, int* code) {
   verify->add_option("DIR", *dir, "Folder of the data set")->required();
   add_json_option(verify, json.get());
   verify->footer("\nExample:\n  remesh data verify data/books");
-  verify->callback(
-      [&app, dir, json, code] { *code = verify_command(app, *dir, *json); });
+  verify->callback([&app, dir, json, code] {
+    *code = exit_code(app, verify_command(*dir, *json));
+  });
 }
 
 int data_main(int argc, char** argv) {

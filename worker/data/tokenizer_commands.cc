@@ -121,10 +121,7 @@ Examples:
   const auto add = [&](const char* name, const char* help,
                        Status (*run)(const Options&)) {
     CLI::App* c = app.add_subcommand(name, help);
-    c->callback([&app, o, run, code] {
-      const Status status = run(*o);
-      *code = status.ok() ? 0 : fail(app, status);
-    });
+    c->callback([&app, o, run, code] { *code = exit_code(app, run(*o)); });
     add_json_option(c, &o->json);
     if (run == train) return c;
     c->add_option("--tokenizer", o->tokenizer,
