@@ -107,12 +107,6 @@ class Round {
 
 }  // namespace
 
-std::string host_of(const pb::Assignment& a, const std::string& worker) {
-  for (int i = 0; i < std::min(a.workers_size(), a.hosts_size()); ++i)
-    if (a.workers(i) == worker) return a.hosts(i);
-  return worker;
-}
-
 std::map<std::string, std::string> hosts_by_worker(const pb::Assignment& a) {
   std::map<std::string, std::string> hosts;
   for (int i = 0; i < a.workers_size(); ++i)

@@ -24,11 +24,8 @@ struct RankHost {
   std::string host;
 };
 
-// The host of a worker; the worker's name if the assignment does not tell, so
-// that such a worker is a host of its own.
-std::string host_of(const pb::Assignment& assignment,
-                    const std::string& worker);
-// The same of each of its workers.
+// The host of each worker; the worker's name if the assignment does not tell,
+// so that such a worker is a host of its own.
 std::map<std::string, std::string> hosts_by_worker(
     const pb::Assignment& assignment);
 // The place of each rank.

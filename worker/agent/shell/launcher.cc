@@ -97,7 +97,7 @@ void Launcher::spawn(const pb::Assignment& assignment, uint64_t state_job) {
   generation_ = assignment.generation();
   mesh_ = assignment.mesh();
   run_dir_ = assignment.run_dir();
-  host_ = memory::host_of(assignment, options_.worker);
+  host_ = memory::hosts_by_worker(assignment)[options_.worker];
   killed_ = false;
   storage_patience_ms_ = std::min(
       kMaxStoragePatienceMs, assignment.job().elastic().dead_after_ms() / 4);
