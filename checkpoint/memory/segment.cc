@@ -17,6 +17,7 @@
 
 #include "checkpoint/memory/segment_directory.h"
 #include "proto/base/clock.h"
+#include "proto/base/file_system.h"
 #include "proto/base/xxh3.h"
 
 namespace remesh::memory {
@@ -264,9 +265,7 @@ Result<std::unique_ptr<StateSegment>> StateSegment::open_unpopulated(
   if (mode == Mode::kWrite) {
     RETURN_IF_ERROR(lock(path, fd.get()));
     // The previous holder of the lock may have removed it.
-    struct stat now {};
-    if (stat(path.c_str(), &now) != 0 || now.st_ino != st.st_ino)
-      return not_found(path + " no longer exists");
+    if (!is_at(fd.get(), path)) return not_found(path + " no longer exists");
   }
   ASSIGN_OR_RETURN(auto segment, map(path, fd.release(), bytes, mode));
   const Header& h = *segment->header_;

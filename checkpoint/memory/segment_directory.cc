@@ -15,6 +15,7 @@
 
 #include "checkpoint/memory/segment.h"
 #include "proto/base/entries.h"
+#include "proto/base/file_system.h"
 #include "proto/base/number.h"
 #include "proto/base/text.h"
 
@@ -150,12 +151,8 @@ bool remove_unused(const std::string& path) {
   if (fd < 0) return false;
   // Locked while it is removed, so that no process opens it meanwhile. Since it
   // was opened, another process may have removed it and made one of that name.
-  struct stat mine {
-  }, there{};
-  const bool removed =
-      flock(fd, LOCK_EX | LOCK_NB) == 0 && fstat(fd, &mine) == 0 &&
-      lstat(path.c_str(), &there) == 0 && mine.st_ino == there.st_ino &&
-      mine.st_dev == there.st_dev && unlink(path.c_str()) == 0;
+  const bool removed = flock(fd, LOCK_EX | LOCK_NB) == 0 && is_at(fd, path) &&
+                       unlink(path.c_str()) == 0;
   close(fd);
   return removed;
 }

@@ -96,7 +96,7 @@ Result<std::unique_ptr<RunLock>> RunLock::acquire(const std::string& run) {
   for (int tries = 0;; ++tries) {
     Status taken = create(run);
     if (taken.ok()) taken = lock->take();
-    if (taken.ok() && lock->is_the_file()) break;
+    if (taken.ok() && is_at(lock->fd_, lock->path_)) break;
     if (taken.code() == Code::kAlreadyExists) return taken;
     if (tries == kTries)
       return taken.ok() ? unavailable(lock->path_ + ": is removed repeatedly")
@@ -134,13 +134,6 @@ Status RunLock::take() {
       run_, read_holder(fd_).to_text(), typed_path(run_), typed_path(run_)));
 }
 
-bool RunLock::is_the_file() const {
-  struct stat mine {
-  }, there{};
-  return fstat(fd_, &mine) == 0 && stat(path_.c_str(), &there) == 0 &&
-         mine.st_ino == there.st_ino && mine.st_dev == there.st_dev;
-}
-
 Status RunLock::check() {
   (void)futimens(fd_, nullptr);
   // A network file system looks for the newest file when one is opened.
@@ -158,7 +151,7 @@ Status RunLock::check() {
   if (!there.text.empty() && there.text != text_)
     return cancelled(fmt::format("{}: another coordinator ({}) has taken over",
                                  path_, there.to_text()));
-  if (fd >= 0 && is_the_file()) return ok_status();
+  if (fd >= 0 && is_at(fd_, path_)) return ok_status();
   return cancelled(path_ +
                    ": the lock of this coordinator was removed or replaced, so "
                    "another coordinator may have started");

@@ -88,7 +88,6 @@ class RunLock {
  private:
   explicit RunLock(std::string run);
   Status take();
-  bool is_the_file() const;
 
   std::string run_;
   std::string path_;

@@ -187,6 +187,13 @@ std::string real_path(const std::string& path) {
   return error ? absolute_path(path) : real.string();
 }
 
+bool is_at(int fd, const std::string& path) {
+  struct stat open {
+  }, there{};
+  return fstat(fd, &open) == 0 && lstat(path.c_str(), &there) == 0 &&
+         open.st_ino == there.st_ino && open.st_dev == there.st_dev;
+}
+
 Status write_file(FileSystem& fs, const std::string& path,
                   std::string_view bytes) {
   ASSIGN_OR_RETURN(const auto file, fs.create_new(path));

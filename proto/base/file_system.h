@@ -122,6 +122,9 @@ std::string absolute_path(const std::string& path);
 // What links lead to resolved, or, where that is not possible, as
 // absolute_path().
 std::string real_path(const std::string& path);
+// Whether the open file is what is at `path`, and not one that was removed or
+// replaced there.
+bool is_at(int fd, const std::string& path);
 // Removes what is there, and creates, writes, syncs and closes the file. Not
 // atomic.
 Status write_file(FileSystem& fs, const std::string& path,

@@ -15,6 +15,7 @@
 
 #include "proto/base/check_hook.h"
 #include "proto/base/clock.h"
+#include "proto/base/file_system.h"
 
 namespace remesh {
 namespace {
@@ -58,14 +59,9 @@ void append_value(std::string& out, const std::string& value) {
 // Nothing is written through a link that somebody else may have left in a
 // folder that a group shares. `file` is null before the path is opened.
 void refuse_link(const std::string& path, std::FILE* file) {
-  struct stat there {
-  }, open{};
-  const bool exists = lstat(path.c_str(), &there) == 0;
-  const bool replaced =
-      file != nullptr &&
-      (!exists || fstat(fileno(file), &open) != 0 ||
-       open.st_ino != there.st_ino || open.st_dev != there.st_dev);
-  if (replaced || (exists && S_ISLNK(there.st_mode)))
+  struct stat there {};
+  if ((file != nullptr && !is_at(fileno(file), path)) ||
+      (lstat(path.c_str(), &there) == 0 && S_ISLNK(there.st_mode)))
     throw spdlog::spdlog_ex(
         path + ": nothing is written through a link here; move it away");
 }

@@ -72,11 +72,7 @@ int try_lock(const std::string& path) {
       errno = err;
       return -1;
     }
-    struct stat mine {
-    }, there{};
-    if (fstat(fd, &mine) == 0 && stat(path.c_str(), &there) == 0 &&
-        mine.st_ino == there.st_ino && mine.st_dev == there.st_dev)
-      return fd;
+    if (is_at(fd, path)) return fd;
     close(fd);
   }
 }
