@@ -196,6 +196,12 @@ Result<geometry::ModelConfig> model_config(const pb::ModelInfo& info) {
   return c;
 }
 
+uint64_t file_bytes(const pb::Manifest& m) {
+  uint64_t bytes = m.index().bytes();
+  for (const pb::ShardFile& shard : m.shards()) bytes += shard.bytes();
+  return bytes;
+}
+
 Status check_run(const pb::Manifest& m, uint64_t run_id) {
   if (m.run_id() == 0 || run_id == 0 || m.run_id() == run_id)
     return ok_status();

@@ -69,6 +69,9 @@ Result<pb::Manifest> decode(std::string_view text);
 pb::ModelInfo model_info(const geometry::ModelConfig& config);
 Result<geometry::ModelConfig> model_config(const pb::ModelInfo& info);
 
+// Of all files but the manifest itself.
+uint64_t file_bytes(const pb::Manifest& manifest);
+
 // Ok when the shards' slices cover every element of every parameter of the
 // table exactly once; else Corrupt, naming parameter, shard and place.
 Status check_coverage(const pb::Manifest& manifest,

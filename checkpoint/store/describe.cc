@@ -11,12 +11,6 @@
 namespace remesh::store {
 namespace {
 
-uint64_t total_bytes(const pb::Manifest& m) {
-  uint64_t bytes = m.index().bytes();
-  for (const pb::ShardFile& shard : m.shards()) bytes += shard.bytes();
-  return bytes;
-}
-
 // -1 when the manifest's model is not valid.
 int64_t num_elements(const pb::Manifest& m) {
   const auto config = manifest::model_config(m.model());
@@ -100,7 +94,7 @@ std::string describe(const pb::Manifest& m) {
                         m.recent(m.recent_size() - 1).step());
   text += fmt::format(
       "code      {}\nfiles     {} shards, {} in all, format {}{}{}\n",
-      m.code_version(), m.shards_size(), format_bytes(total_bytes(m)),
+      m.code_version(), m.shards_size(), format_bytes(manifest::file_bytes(m)),
       m.format(), m.compression().empty() ? "" : ", ", m.compression());
   for (const pb::ShardFile& shard : m.shards())
     text +=
@@ -150,7 +144,7 @@ std::string describe_json(const pb::Manifest& m) {
       {"code_version", m.code_version()},
       {"format", m.format()},
       {"compression", m.compression().empty() ? "none" : m.compression()},
-      {"bytes", total_bytes(m)},
+      {"bytes", manifest::file_bytes(m)},
       {"shards", shards}};
   if (!m.base().empty()) j["base"] = m.base();
   if (m.recent_size() > 0) j["loss"] = m.recent(m.recent_size() - 1).loss();

@@ -42,12 +42,6 @@ struct CheckpointOptions {
   bool json = false;
 };
 
-uint64_t bytes_of(const pb::Manifest& m) {
-  uint64_t bytes = m.index().bytes();
-  for (const pb::ShardFile& s : m.shards()) bytes += s.bytes();
-  return bytes;
-}
-
 // The name that `keep --name` gave it; "": none.
 std::string name_of(FileSystem& files, const manifest::Found& f) {
   if (!f.kept) return "";
@@ -70,7 +64,7 @@ Result<int> list(const CheckpointOptions& options) {
                        {"kept", f.kept},
                        {"name", name_of(*system, f)},
                        {"problem", f.status.message()},
-                       {"bytes", bytes_of(f.manifest)}});
+                       {"bytes", manifest::file_bytes(f.manifest)}});
     }
     print_json({{"checkpoints", std::move(array)}});
     return kExitOk;
@@ -83,7 +77,7 @@ Result<int> list(const CheckpointOptions& options) {
     }
     const std::string name = name_of(*system, f);
     fmt::print("{:>10}  {:>10}  {} of {}  {}{}\n", f.step,
-               format_bytes(bytes_of(f.manifest)),
+               format_bytes(manifest::file_bytes(f.manifest)),
                plural(f.manifest.shards_size(), "shard"),
                rundir::mesh_text(f.manifest.mesh()), f.path,
                !f.kept        ? ""
