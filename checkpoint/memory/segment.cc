@@ -17,6 +17,7 @@
 
 #include "checkpoint/memory/segment_directory.h"
 #include "proto/base/clock.h"
+#include "proto/base/descriptor.h"
 #include "proto/base/file_system.h"
 #include "proto/base/xxh3.h"
 
@@ -50,21 +51,6 @@ void store_fence() {
 #endif
   std::atomic_thread_fence(std::memory_order_seq_cst);
 }
-
-class Descriptor {
- public:
-  explicit Descriptor(int fd) : fd_(fd) {}
-  ~Descriptor() {
-    if (fd_ >= 0) close(fd_);
-  }
-  Descriptor(const Descriptor&) = delete;
-  Descriptor& operator=(const Descriptor&) = delete;
-  int get() const { return fd_; }
-  int release() { return std::exchange(fd_, -1); }
-
- private:
-  int fd_;
-};
 
 Status lock(const std::string& path, int fd) {
   if (flock(fd, LOCK_EX | LOCK_NB) == 0) return ok_status();

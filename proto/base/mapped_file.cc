@@ -7,30 +7,26 @@
 
 #include <cerrno>
 
+#include "proto/base/descriptor.h"
+
 namespace remesh {
 
 Result<MappedFile> MappedFile::open(const std::string& path) {
   struct stat st;
   // A pipe has no end, and opening one may block.
-  const int fd = ::open(path.c_str(), O_RDONLY | O_CLOEXEC | O_NONBLOCK);
-  if (fd < 0)
+  const Descriptor fd(::open(path.c_str(), O_RDONLY | O_CLOEXEC | O_NONBLOCK));
+  if (fd.get() < 0)
     return errno == ENOENT ? not_found(path + ": no such file")
                            : errno_error("open " + path, errno);
   MappedFile file(path);
-  Status status;
-  if (::fstat(fd, &st) != 0) {
-    status = errno_error("stat " + path, errno);
-  } else if (!S_ISREG(st.st_mode)) {
-    status = invalid_argument(path + ": must be a regular file");
-  } else if (const auto size = static_cast<size_t>(st.st_size); size > 0) {
-    void* const map = ::mmap(nullptr, size, PROT_READ, MAP_SHARED, fd, 0);
-    if (map == MAP_FAILED)
-      status = errno_error("map " + path, errno);
-    else
-      file.bytes_ = {static_cast<const std::byte*>(map), size};
+  if (::fstat(fd.get(), &st) != 0) return errno_error("stat " + path, errno);
+  if (!S_ISREG(st.st_mode))
+    return invalid_argument(path + ": must be a regular file");
+  if (const auto size = static_cast<size_t>(st.st_size); size > 0) {
+    void* const map = ::mmap(nullptr, size, PROT_READ, MAP_SHARED, fd.get(), 0);
+    if (map == MAP_FAILED) return errno_error("map " + path, errno);
+    file.bytes_ = {static_cast<const std::byte*>(map), size};
   }
-  ::close(fd);
-  if (!status.ok()) return status;
   return file;
 }
 

@@ -9,6 +9,8 @@
 #include <cstring>
 #include <new>
 
+#include "proto/base/descriptor.h"
+
 namespace remesh::board {
 namespace {
 
@@ -84,24 +86,17 @@ Board::Board(int fd, Page* page)
       flight_(&page->flight, &page->step, &page->microbatch) {}
 
 Result<std::unique_ptr<Board>> Board::create(int64_t generation, int rank) {
-  const int fd = memfd_create("remesh-board", MFD_CLOEXEC);
-  if (fd < 0) return errno_error("board: memfd_create", errno);
-  if (ftruncate(fd, sizeof(Page)) != 0) {
-    const int err = errno;
-    close(fd);
-    return errno_error("board: ftruncate", err);
-  }
-  void* p =
-      mmap(nullptr, sizeof(Page), PROT_READ | PROT_WRITE, MAP_SHARED, fd, 0);
-  if (p == MAP_FAILED) {
-    const int err = errno;
-    close(fd);
-    return errno_error("board: mmap", err);
-  }
+  Descriptor fd(memfd_create("remesh-board", MFD_CLOEXEC));
+  if (fd.get() < 0) return errno_error("board: memfd_create", errno);
+  if (ftruncate(fd.get(), sizeof(Page)) != 0)
+    return errno_error("board: ftruncate", errno);
+  void* p = mmap(nullptr, sizeof(Page), PROT_READ | PROT_WRITE, MAP_SHARED,
+                 fd.get(), 0);
+  if (p == MAP_FAILED) return errno_error("board: mmap", errno);
   Page* page = new (p) Page;
   page->generation = generation;
   page->rank = rank;
-  return std::unique_ptr<Board>(new Board(fd, page));
+  return std::unique_ptr<Board>(new Board(fd.release(), page));
 }
 
 Result<std::unique_ptr<Board>> Board::open(int fd) {

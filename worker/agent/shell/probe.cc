@@ -12,6 +12,7 @@
 #include <cstring>
 #include <memory>
 
+#include "proto/base/descriptor.h"
 #include "proto/wire/channel.h"
 
 namespace remesh::agent {
@@ -19,20 +20,6 @@ namespace {
 
 constexpr int kConnectMs = 3000;
 constexpr int kGreetingMs = 2000;
-
-class Socket {
- public:
-  explicit Socket(int fd) : fd_(fd) {}
-  ~Socket() {
-    if (fd_ >= 0) close(fd_);
-  }
-  Socket(const Socket&) = delete;
-  Socket& operator=(const Socket&) = delete;
-  int fd() const { return fd_; }
-
- private:
-  int fd_;
-};
 
 bool ready(int fd, int16_t events, int ms) {
   pollfd p{fd, events, 0};
@@ -95,12 +82,12 @@ std::string why_no_answer(const std::string& address) {
                                                              freeaddrinfo);
   int error = EHOSTUNREACH;
   for (const addrinfo* a = found; a != nullptr; a = a->ai_next) {
-    const Socket socket(
+    const Descriptor socket(
         ::socket(a->ai_family, SOCK_STREAM | SOCK_NONBLOCK | SOCK_CLOEXEC, 0));
-    if (socket.fd() < 0) continue;
-    error = connect_to(socket.fd(), *a);
+    if (socket.get() < 0) continue;
+    error = connect_to(socket.get(), *a);
     if (error != 0) continue;
-    return greets_in_zmtp(socket.fd())
+    return greets_in_zmtp(socket.get())
                ? "the coordinator accepts connections but does not answer"
                : fmt::format(
                      "port {} of {} belongs to another program, not to "
