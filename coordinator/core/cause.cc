@@ -13,6 +13,7 @@
 #include "proto/base/exit_code.h"
 #include "proto/base/process.h"
 #include "proto/base/text.h"
+#include "proto/rundir/events.h"
 
 namespace remesh::core {
 namespace {
@@ -211,17 +212,12 @@ std::string rank_name(const RankView& r) {
   return fmt::format("rank {} on worker {}", r.status->rank(), r.worker);
 }
 
-std::string doing_text(const pb::RankStatus& s) {
-  return s.at().has_seconds() ? lasting(s.doing(), s.at().seconds())
-                              : s.doing();
-}
-
 std::string death_text(const RankView& r) {
   const pb::RankStatus& s = *r.status;
   std::string out = (s.signal() != 0 ? "killed by " : "") +
                     exit_text(s.signal(), s.exit_code());
   if (!s.error().empty()) out += ": " + s.error();
-  if (!s.doing().empty()) out += "; it was at " + doing_text(s);
+  if (!s.doing().empty()) out += "; it was at " + events::doing_text(s);
   // An error message says more than the log, and so does the operation that a
   // signal interrupted.
   const bool log_helps =
@@ -326,7 +322,7 @@ std::set<std::string> unconnected_hosts(const std::vector<RankView>& ranks,
 void fill_failure(const RankView& r, pb::EventRecord* e) {
   const pb::RankStatus& s = *r.status;
   if (!r.host.empty()) e->set_host(r.host);
-  if (!s.doing().empty()) e->set_doing(doing_text(s));
+  if (!s.doing().empty()) e->set_doing(events::doing_text(s));
   if (!s.flight_record().empty()) e->set_flight_record(s.flight_record());
   for (const std::string& line : s.log_tail()) e->add_last_log(line);
   // How an abort ended the rank says nothing about it.

@@ -86,8 +86,6 @@ std::optional<size_t> first_death(const std::vector<RankView>& ranks);
 
 // "rank 1 on worker w2".
 std::string rank_name(const RankView& rank);
-// "step 12, forward for 1.2 s".
-std::string doing_text(const pb::RankStatus& status);
 
 // How it died: "killed by signal 9 (SIGKILL); it was at step 12, ...".
 std::string death_text(const RankView& rank);

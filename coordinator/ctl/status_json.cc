@@ -4,12 +4,12 @@
 #include <algorithm>
 #include <nlohmann/json.hpp>
 
-#include "coordinator/core/cause.h"
 #include "coordinator/ctl/status_view.h"
 #include "coordinator/rundir/lines.h"
 #include "coordinator/rundir/run_dir.h"
 #include "proto/base/json_output.h"
 #include "proto/base/text.h"
+#include "proto/rundir/events.h"
 
 namespace remesh::ctl {
 namespace {
@@ -44,7 +44,7 @@ Json rank_json(const pb::RankStatus& r, const std::string& host) {
          {"exited", r.exited()}};
   if (r.has_os_state()) j["os_state"] = r.os_state();
   if (r.has_doing()) {
-    j["doing"] = core::doing_text(r);
+    j["doing"] = events::doing_text(r);
     j["waits"] = r.waits();
     j["operations"] = r.operations();
   }

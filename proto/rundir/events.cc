@@ -2,6 +2,8 @@
 
 #include <algorithm>
 
+#include "proto/base/text.h"
+
 namespace remesh::events {
 namespace {
 
@@ -27,6 +29,11 @@ pb::JobStatus::State outcome_of(const std::string& name) {
   if (name == kJobStopped) return pb::JobStatus::STOPPED;
   if (name == kJobFailed) return pb::JobStatus::FAILED;
   return pb::JobStatus::UNKNOWN;
+}
+
+std::string doing_text(const pb::RankStatus& s) {
+  return s.at().has_seconds() ? lasting(s.doing(), s.at().seconds())
+                              : s.doing();
 }
 
 }  // namespace remesh::events

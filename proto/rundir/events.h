@@ -50,4 +50,7 @@ Tone tone_of(std::string_view name);
 // last one; otherwise UNKNOWN.
 pb::JobStatus::State outcome_of(const std::string& name);
 
+// What a rank does, as in the field `doing`: "step 12, forward for 1.2 s".
+std::string doing_text(const pb::RankStatus& status);
+
 }  // namespace remesh::events

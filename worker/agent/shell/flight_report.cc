@@ -131,10 +131,6 @@ void fill_doing(const board::Board& board, const board::Snapshot& snapshot,
   if (!at.empty()) fill_at(at.front(), group, now_ns, status->mutable_at());
 }
 
-std::string doing_text(const pb::RankStatus& s) {
-  return s.has_at() ? lasting(s.doing(), s.at().seconds()) : s.doing();
-}
-
 std::string flight_json(const FlightAbout& a, const board::Flight& flight,
                         int64_t died_ns, int64_t unix_minus_monotonic_ns) {
   using trace::json_text;

@@ -33,9 +33,6 @@ std::string doing_text(const std::vector<board::FlightOp>& under_way,
                        const board::FlightGroup& group,
                        const board::Snapshot& snapshot);
 
-// With the time since the operation began: "..., backward for 1.2 s".
-std::string doing_text(const pb::RankStatus& status);
-
 struct FlightAbout {
   int64_t generation = 0;
   int rank = 0;

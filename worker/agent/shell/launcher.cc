@@ -20,6 +20,7 @@
 #include "proto/base/file_system.h"
 #include "proto/base/machine.h"
 #include "proto/base/process.h"
+#include "proto/rundir/events.h"
 #include "proto/rundir/paths.h"
 #include "worker/agent/shell/process.h"
 #include "worker/agent/shell/rank_env.h"
@@ -411,13 +412,12 @@ FlightAbout Launcher::on_exit(Rank& r, int wait_status) {
   pb::RankStatus& status = e.sample.status;
   if (e.signal == SIGKILL && !killed_ && oom_kills() > oom_kills_)
     status.set_error("the kernel ended it, because memory ran out");
-  const std::string doing = doing_text(status);
   FlightAbout about{.generation = generation_,
                     .rank = r.rank,
                     .pid = r.pid,
                     .worker = options_.worker,
                     .host = host_,
-                    .doing = doing,
+                    .doing = events::doing_text(status),
                     .error = status.error()};
   if (e.signal != 0 || e.exit_code != 0) {
     about.ended = exit_text(e.signal, e.exit_code);
@@ -432,7 +432,7 @@ FlightAbout Launcher::on_exit(Rank& r, int wait_status) {
                              {"exit_code", e.exit_code},
                              {"signal", e.signal},
                              {"step", e.sample.status.committed_step()},
-                             {"doing", doing},
+                             {"doing", about.doing},
                              {"error", e.sample.status.error()},
                              {"last_log", e.last_log}});
   sink_(std::move(e));
