@@ -14,6 +14,7 @@
 #include <string_view>
 
 #include "checkpoint/memory/segment.h"
+#include "proto/base/descriptor.h"
 #include "proto/base/entries.h"
 #include "proto/base/file_system.h"
 #include "proto/base/number.h"
@@ -147,14 +148,12 @@ int remove_segments(const std::string& folder, uint64_t job) {
 }
 
 bool remove_unused(const std::string& path) {
-  const int fd = open(path.c_str(), O_RDWR | O_CLOEXEC | O_NOFOLLOW);
-  if (fd < 0) return false;
+  const Descriptor fd(open(path.c_str(), O_RDWR | O_CLOEXEC | O_NOFOLLOW));
+  if (fd.get() < 0) return false;
   // Locked while it is removed, so that no process opens it meanwhile. Since it
   // was opened, another process may have removed it and made one of that name.
-  const bool removed = flock(fd, LOCK_EX | LOCK_NB) == 0 && is_at(fd, path) &&
-                       unlink(path.c_str()) == 0;
-  close(fd);
-  return removed;
+  return flock(fd.get(), LOCK_EX | LOCK_NB) == 0 && is_at(fd.get(), path) &&
+         unlink(path.c_str()) == 0;
 }
 
 int remove_unfinished(const std::string& folder, uint64_t job) {

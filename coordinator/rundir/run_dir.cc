@@ -22,6 +22,7 @@
 #include "coordinator/rundir/lines.h"
 #include "parallel/jobfile/jobfile.h"
 #include "proto/base/clock.h"
+#include "proto/base/descriptor.h"
 #include "proto/base/entries.h"
 #include "proto/base/keyed_hash.h"
 #include "proto/base/process.h"
@@ -137,35 +138,32 @@ Status RunLock::take() {
 Status RunLock::check() {
   (void)futimens(fd_, nullptr);
   // A network file system looks for the newest file when one is opened.
-  const int fd = open(path_.c_str(), O_RDONLY | O_CLOEXEC);
-  const int error = fd < 0 ? errno : 0;
+  const Descriptor fd(open(path_.c_str(), O_RDONLY | O_CLOEXEC));
+  const int error = fd.get() < 0 ? errno : 0;
   struct stat st {};
   gone_ = error == ENOENT && stat(run_.c_str(), &st) != 0 && errno == ENOENT;
   if (gone_)
     return not_found(run_ +
                      ": the run directory is gone; put it back, or end "
                      "the run");
-  if (fd < 0 && error != ENOENT) return ok_status();  // nobody knows
-  const Holder there = fd < 0 ? Holder{} : read_holder(fd);
-  if (fd >= 0) close(fd);
+  if (error != 0 && error != ENOENT) return ok_status();  // nobody knows
+  const Holder there = error != 0 ? Holder{} : read_holder(fd.get());
   if (!there.text.empty() && there.text != text_)
     return cancelled(fmt::format("{}: another coordinator ({}) has taken over",
                                  path_, there.to_text()));
-  if (fd >= 0 && is_at(fd_, path_)) return ok_status();
+  if (error == 0 && is_at(fd_, path_)) return ok_status();
   return cancelled(path_ +
                    ": the lock of this coordinator was removed or replaced, so "
                    "another coordinator may have started");
 }
 
 int RunLock::holder(const std::string& run) {
-  const int fd = open(lock_path(run).c_str(), O_RDONLY | O_CLOEXEC);
-  if (fd < 0) return 0;
-  int pid = 0;
+  const Descriptor fd(open(lock_path(run).c_str(), O_RDONLY | O_CLOEXEC));
+  if (fd.get() < 0) return 0;
   // A shared lock that is released at once: concurrent callers do not disturb
   // each other, and a coordinator that starts meanwhile retries.
-  if (flock(fd, LOCK_SH | LOCK_NB) != 0) pid = read_holder(fd).pid;
-  close(fd);
-  return pid;
+  return flock(fd.get(), LOCK_SH | LOCK_NB) != 0 ? read_holder(fd.get()).pid
+                                                 : 0;
 }
 
 RunLock::~RunLock() {

@@ -29,6 +29,7 @@
 
 #include "parallel/jobfile/schema.h"
 #include "proto/base/check.h"
+#include "proto/base/descriptor.h"
 #include "proto/base/text.h"
 #include "proto/limits/plausible.h"
 
@@ -331,19 +332,18 @@ Result<std::string> read_text(const std::string& path) {
         ": a folder; expected a job in TOML. To continue a run: remesh "
         "resume " +
         shell_quoted(path));
-  const int fd =
-      standard ? dup(STDIN_FILENO) : open(path.c_str(), O_RDONLY | O_CLOEXEC);
-  if (fd < 0) return errno_error(path, errno);
-  if (standard) (void)lseek(fd, 0, SEEK_SET);  // fails on a pipe
+  const Descriptor fd(standard ? dup(STDIN_FILENO)
+                               : open(path.c_str(), O_RDONLY | O_CLOEXEC));
+  if (fd.get() < 0) return errno_error(path, errno);
+  if (standard) (void)lseek(fd.get(), 0, SEEK_SET);  // fails on a pipe
   // A device may never end.
   std::string text;
   char part[4096];
   ssize_t n = 0;
-  while (text.size() <= kMaxFileBytes && (n = read(fd, part, sizeof(part))) > 0)
+  while (text.size() <= kMaxFileBytes &&
+         (n = read(fd.get(), part, sizeof(part))) > 0)
     text.append(part, static_cast<size_t>(n));
-  const int error = errno;
-  close(fd);
-  if (n < 0) return errno_error(path, error);
+  if (n < 0) return errno_error(path, errno);
   if (text.size() > kMaxFileBytes)
     return invalid_argument(path + ": over 1 MiB: not a job file");
   return text;

@@ -13,6 +13,7 @@
 #include <filesystem>
 #include <random>
 
+#include "proto/base/descriptor.h"
 #include "proto/base/direct_file.h"
 #include "proto/base/posix_file.h"
 #include "proto/base/xxh3.h"
@@ -116,14 +117,12 @@ class PosixFileSystem final : public FileSystem {
   }
 
   Status sync_dir(const std::string& path) override {
-    const int fd = ::open(path.c_str(), O_RDONLY | O_DIRECTORY | O_CLOEXEC);
-    if (fd < 0) return os_error("open directory " + path, errno);
-    const int rc = ::fsync(fd);
-    const int err = errno;
-    ::close(fd);
+    const Descriptor fd(
+        ::open(path.c_str(), O_RDONLY | O_DIRECTORY | O_CLOEXEC));
+    if (fd.get() < 0) return os_error("open directory " + path, errno);
     // Some network file systems cannot sync a directory, and need not.
-    if (rc != 0 && err != EINVAL)
-      return os_error("fsync directory " + path, err);
+    if (::fsync(fd.get()) != 0 && errno != EINVAL)
+      return os_error("fsync directory " + path, errno);
     return ok_status();
   }
 

@@ -19,6 +19,7 @@
 #include "checkpoint/memory/segment.h"
 #include "checkpoint/memory/segment_directory.h"
 #include "proto/base/clock.h"
+#include "proto/base/descriptor.h"
 #include "proto/base/entries.h"
 #include "proto/base/file_system.h"
 #include "proto/base/rng.h"
@@ -163,10 +164,8 @@ void for_each_dead(const std::string& root, const std::string& own,
   for (const fs::path& path : entries_of(root)) {
     const std::string folder = path.string();
     if (folder == own || !is_of_worker(folder) || !wanted(folder)) continue;
-    const int fd = try_lock(folder + "/lock");
-    if (fd < 0) continue;
-    f(folder);
-    close(fd);
+    const Descriptor lock(try_lock(folder + "/lock"));
+    if (lock.get() >= 0) f(folder);
   }
 }
 
@@ -191,12 +190,10 @@ std::string owner_of(const std::string& state_folder) {
 // Whether the lock of that worker is held. An unknown one may live.
 bool may_live(const std::string& owner) {
   if (owner.empty()) return true;
-  const int fd = open((owner + "/lock").c_str(),
-                      O_RDONLY | O_CLOEXEC | O_NOFOLLOW | O_NONBLOCK);
-  if (fd < 0) return errno != ENOENT && errno != ENOTDIR;
-  const bool held = flock(fd, LOCK_SH | LOCK_NB) != 0;
-  close(fd);
-  return held;
+  const Descriptor fd(open((owner + "/lock").c_str(),
+                           O_RDONLY | O_CLOEXEC | O_NOFOLLOW | O_NONBLOCK));
+  if (fd.get() < 0) return errno != ENOENT && errno != ENOTDIR;
+  return flock(fd.get(), LOCK_SH | LOCK_NB) != 0;
 }
 
 // Removes a folder of states that has become empty, and what is beside it.
