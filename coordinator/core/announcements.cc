@@ -153,7 +153,7 @@ pb::EventRecord event_of(const pb::Cordon& c, double unix_s) {
   const double seconds = remaining_s(c, unix_s);
   const std::string why =
       !c.peer().empty()     ? "its link to " + c.peer() + " seems to be bad; "
-      : !c.worker().empty() ? "other workers of the host start their ranks; "
+      : !c.worker().empty() ? "other workers of the host have not failed; "
                             : "";
   pb::EventRecord e = event(
       events::kHostCordoned,

@@ -113,6 +113,7 @@ void Coordinator::hear(const Input& input, int64_t now_ms) {
 void Coordinator::advance_to(int64_t now_ms) {
   const int64_t gap_ms = now_ms - std::exchange(now_ms_, now_ms);
   if (gap_ms < kOwnAbsenceMs) return;
+  planned_ms_ += gap_ms;
   roster_.on_own_absence(gap_ms);
   if (terminal(durable_.phase())) phase_since_ms_ += gap_ms;
   roster_.expect_unheard(now_ms + kReconnectSlackMs);
@@ -122,6 +123,7 @@ void Coordinator::advance_to(int64_t now_ms) {
 // could report or make progress while the storage was stalled.
 void Coordinator::handle(const Tick& e) {
   phase_since_ms_ += e.unwritten_ms;
+  planned_ms_ += e.unwritten_ms;
   if (e.stalled_ms > 0) roster_.on_own_absence(e.stalled_ms);
   roster_.on_unwritten(std::max<int64_t>(0, e.unwritten_ms - e.stalled_ms));
   backlog_full_ = e.backlog_full;

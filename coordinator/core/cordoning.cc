@@ -33,18 +33,36 @@ int64_t bad_links(const pb::HostFaults& faults, const std::string& host) {
 
 // ---------------------------------------------------------------- questions
 
+// Whether the job waits for proven hosts or workers that are away, rather than
+// ending for what failed on others. Not without end: they may be gone for good.
+bool Cordoning::awaits_proven(const std::vector<Site>& failed) const {
+  const auto& members = in_.view.roster.members();
+  return std::any_of(in_.faults->proven().begin(), in_.faults->proven().end(),
+                     [&](const std::string& host) {
+                       return std::none_of(
+                           members.begin(), members.end(), [&](auto& named) {
+                             return named.second.alive &&
+                                    named.second.report.host() == host &&
+                                    std::none_of(failed.begin(), failed.end(),
+                                                 [&](const Site& s) {
+                                                   return concerns(s, host,
+                                                                   named.first);
+                                                 });
+                           });
+                     }) &&
+         std::all_of(failed.begin(), failed.end(), [this](const Site& s) {
+           return (!s.worker.empty() || !is_proven(*in_.faults, s.host)) &&
+                  failures_of(*in_.faults, s) <
+                      in_.elastic.max_failures_without_progress();
+         });
+}
+
 // Whether workers remain with which the job has not failed in this way. For
-// those that are cordoned for something else the job waits, and for proven ones
-// rather than ending for what failed on hosts that are not.
+// those that are cordoned for something else the job waits.
 bool Cordoning::others_remain(const std::vector<Site>& failed,
                               const Failure& fault) const {
   if (in_.view.roster.others_may_return(in_.elastic.rejoin_wait_ms(),
                                         in_.view.now_ms))
-    return true;
-  if (in_.faults->proven_size() > 0 &&
-      std::none_of(failed.begin(), failed.end(), [this](const Site& s) {
-        return is_proven(*in_.faults, s.host);
-      }))
     return true;
   const auto& members = in_.view.roster.members();
   return std::any_of(members.begin(), members.end(), [&](const auto& named) {
@@ -102,11 +120,18 @@ int64_t Cordoning::count(const Site& site, const Failure& fault,
 Consequence Cordoning::after(const Failure& noticed) {
   Failure fault = of_unproven(noticed, *in_.faults);
   if (fault.at_start) fault.cost_s = in_.generation_s;
+  // If others hung with them, it may be what they share.
+  fault.hung &= fault.hosts == noticed.hosts;
   if (!fault.between.empty()) return after_lost_message(fault);
   if (!fault.links.empty()) return after_broken(fault);
-  const std::vector<Site> sites = sites_of(fault, in_.view);
+  std::vector<Site> sites = sites_of(fault, in_.view);
+  const bool others_can_run = possible_without(sites);
+  // A job that needs all workers of the host fails as if there were one.
+  if (!others_can_run)
+    for (Site& site : sites)
+      if (failures_of(*in_.faults, site) < kEnough) site.worker.clear();
   const Blame blame =
-      blame_for(fault, sites, in_.view, in_.elastic, possible_without(sites));
+      blame_for(fault, sites, in_.view, in_.elastic, others_can_run);
   std::vector<Site> failing;
   for (const Site& site : blame.sites)
     if (count(site, fault, blame.remembered_s) >= blame.enough)
@@ -115,7 +140,8 @@ Consequence Cordoning::after(const Failure& noticed) {
     return blame.sites.empty() ? Consequence::kNone
            : blame.sites_alone ? Consequence::kSitesAlone
                                : Consequence::kSuspected;
-  if (!others_remain(failing, fault)) return Consequence::kNone;
+  if (!others_remain(failing, fault) && !awaits_proven(failing))
+    return Consequence::kNone;
   for (const Site& site : failing) begin(site, fault);
   return Consequence::kCordoned;
 }
@@ -138,7 +164,8 @@ FailureVerdict Cordoning::judge(const Failure& fault, pb::Durable* d) {
 // Counts the failure on the links between hosts. When one failed before, one
 // of its two hosts is cordoned: rather one without which the state is complete,
 // that is not proven, and that is on more such links. Cordons for its other
-// links end, and those for links that failed less often, which did not help. A
+// links end, and those for links that failed less often, which did not help. If
+// that happens again and again, all links may be bad, and the failure counts. A
 // search for a link has ended then: its failures were on this one.
 Consequence Cordoning::after_broken(const Failure& fault) {
   if (in_.faults->link_search().failures() >= kEnough) {
@@ -168,7 +195,9 @@ Consequence Cordoning::after_broken(const Failure& fault) {
            failures_of(*in_.faults, {.host = c.host(), .peer = c.peer()}) <
                most))
         end_cordon(c.host(), &others);
-    const std::tuple key(!needs_state_of({host}), !is_proven(others, host),
+    // A single host may have been proven by running alone.
+    const bool proven = others.proven_size() > 1 && is_proven(others, host);
+    const std::tuple key(!needs_state_of({host}), !proven,
                          bad_links(others, host));
     if (!possible_without({{.host = host}}, others) || (chosen && key < best))
       continue;
@@ -177,9 +206,11 @@ Consequence Cordoning::after_broken(const Failure& fault) {
     best = key;
   }
   if (!chosen) return Consequence::kSuspected;
+  const bool in_turn = most >= kAtFault && others_of_chosen.cordons_size() <
+                                               in_.faults->cordons_size();
   *in_.faults = std::move(others_of_chosen);
   begin(*chosen, fault);
-  return Consequence::kCordoned;
+  return in_turn ? Consequence::kSuspected : Consequence::kCordoned;
 }
 
 // The first hang may be a single message that was lost. After another one
@@ -212,8 +243,9 @@ bool Cordoning::next_link_test() {
   pb::LinkSearch* s = in_.faults->mutable_link_search();
   if (cordon_found_host()) return true;
   if (const auto link = found_link(*s))
-    return after_broken({.what = s->reason(), .links = {*link}}) ==
-           Consequence::kCordoned;
+    return after_broken({.what = s->reason(),
+                         .cost_s = s->cost_s(),
+                         .links = {*link}}) == Consequence::kCordoned;
   std::set<std::string> unproven;
   for (const std::string& host : s->ends())
     if (in_.faults->proven_size() > 0 && !is_proven(*in_.faults, host))
@@ -282,12 +314,14 @@ bool Cordoning::for_loading(pb::Durable* durable) {
 
 // --------------------------------------------------------------------- ends
 
-bool Cordoning::after_step() {
+bool Cordoning::after_step(bool first) {
+  const bool failed =
+      !in_.faults->suspects().empty() || in_.faults->has_link_search();
+  if (!first && !failed) return false;
   const std::set<std::string> hosts = hosts_with_ranks(in_.view.durable);
-  // Not worth a write of its own: the next step shows it again.
+  // Not worth a write of its own: a step after a restart shows it again.
   in_.faults->mutable_proven()->Assign(hosts.begin(), hosts.end());
-  if (in_.faults->suspects().empty() && !in_.faults->has_link_search())
-    return false;
+  if (!failed) return false;
   std::set<std::string> workers;
   for (const pb::RankPlace& p : in_.view.durable.assignment().ranks())
     workers.insert(p.worker());

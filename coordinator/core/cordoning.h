@@ -50,10 +50,10 @@ class Cordoning {
   // Refuses a source that did not load. Does nothing if ranks could not save,
   // which is no such failure. `durable` is that of view.
   FailureVerdict judge(const Failure& fault, pb::Durable* durable);
-  // The generation made a step: what failed before on the hosts of its ranks is
-  // over, they are proven, and none of their links is bad. Returns whether
-  // anything changed.
-  bool after_step();
+  // The generation made a step, its first in this life of the coordinator or
+  // not: what failed before on the hosts of its ranks is over, they are proven,
+  // and none of their links is bad. Returns whether anything changed.
+  bool after_step(bool first);
   // Cordons hosts that have too little room for the states of the plan, unless
   // they are needed: without the others, or because of the states that they
   // hold. Returns whether it did.
@@ -72,6 +72,7 @@ class Cordoning {
  private:
   bool others_remain(const std::vector<Site>& failed,
                      const Failure& fault) const;
+  bool awaits_proven(const std::vector<Site>& failed) const;
   bool possible_without(const std::vector<Site>& sites,
                         pb::HostFaults faults) const;
   bool possible_without(const std::vector<Site>& sites) const {

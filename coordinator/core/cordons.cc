@@ -98,6 +98,11 @@ bool only_the_taker_failed(const Failure& f, const ClusterView& view) {
 
 std::vector<Site> sites_of(const Failure& f, const ClusterView& view) {
   std::vector<Site> out;
+  const auto known_bad = [&](const std::vector<Site>& sites) {
+    return std::all_of(sites.begin(), sites.end(), [&](const Site& s) {
+      return failures_of(view.durable.host_faults(), s) >= kFailuresAtStart;
+    });
+  };
   const auto worker_is_well = [&](const auto& named) {
     const auto& [name, m] = named;
     return m.alive && m.reported && !m.leaving() && m.report.slots() > 0 &&
@@ -107,6 +112,13 @@ std::vector<Site> sites_of(const Failure& f, const ClusterView& view) {
   for (const std::string& host : f.hosts) {
     std::vector<Site> failed;
     bool others_are_well = false;
+    const auto& suspects = view.durable.host_faults().suspects();
+    // One worker after another: it is the host.
+    const bool in_turn =
+        std::any_of(suspects.begin(), suspects.end(), [&](const auto& c) {
+          return c.host() == host && !c.worker().empty() &&
+                 !f.workers.contains(c.worker()) && is_alike(c, f);
+        });
     for (const auto& named : view.roster.members()) {
       if (named.second.report.host() != host) continue;
       if (f.workers.contains(named.first))
@@ -114,8 +126,8 @@ std::vector<Site> sites_of(const Failure& f, const ClusterView& view) {
       others_are_well |= worker_is_well(named);
     }
     // What the host lacks, and its connection, concern all of its workers.
-    if (f.at_start && !f.silent && code_of(f) == 0 && others_are_well &&
-        !failed.empty())
+    if (f.at_start && !f.silent && code_of(f) == 0 && !failed.empty() &&
+        ((others_are_well && !in_turn) || known_bad(failed)))
       out.insert(out.end(), failed.begin(), failed.end());
     else
       out.push_back({.host = host});
@@ -194,7 +206,7 @@ Blame blame_for(const Failure& f, const std::vector<Site>& sites,
   }
   if (f.rank >= 0 && view.durable.budget().same_failures() >= most)
     return {.sites = {sites[0]}};
-  if (!others_can_run) return {};
+  if (!others_can_run || (f.rank < 0 && !f.silent)) return {};
   if (f.silent)
     return {.sites = {sites[0]},
             .enough = kFailuresAtStart,

@@ -129,8 +129,9 @@ void Coordinator::finish_steps(int64_t committed) {
   // Steps that are computed again, or that an earlier life recorded, also show
   // that the generation makes progress.
   if (committed > durable_.assignment().source().step()) {
+    const bool first = !detector_.has_stepped();
     detector_.note_progress();
-    cordon([](Cordoning& c) { return c.after_step(); });
+    cordon([&](Cordoning& c) { return c.after_step(first); });
   }
   if (durable_.assignment().measure_link())
     times_.set_link(roster_.link_bytes_per_s(durable_.generation()), now_ms_);

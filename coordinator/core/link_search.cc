@@ -86,8 +86,10 @@ bool set_apart(const std::function<bool(const Hosts&)>& can,
   const Hosts others = to_set(s->others());
   // A share of 1/sqrt(2) of the hosts has half of all pairs.
   const bool both = ends == others;
-  if (const Hosts first = common(ends, unproven);
-      both && !first.empty() && can(first)) {
+  Hosts first = common(ends, unproven);
+  while (!first.empty() && first.size() + 2 > ends.size())
+    first.erase(std::prev(first.end()));
+  if (both && !first.empty() && can(first)) {
     assign(first, s->mutable_apart());
     return true;
   }

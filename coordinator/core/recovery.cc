@@ -458,12 +458,14 @@ std::optional<Recovery::Option> Recovery::rescue(const Candidates& candidates,
     return std::nullopt;
   };
   const auto before = in.policy.place_as_before(in.view);
-  const std::set<std::string> hosts_before =
-      before ? hosts_of(*before, in.view.roster) : std::set<std::string>();
-  const bool cordoned = std::any_of(
-      hosts_before.begin(), hosts_before.end(), [&](const std::string& h) {
-        return is_cordoned(in.view.durable.host_faults(), h);
-      });
+  const bool cordoned =
+      before && std::any_of(before->ranks.begin(), before->ranks.end(),
+                            [&](const planner::RankPlace& p) {
+                              const auto* m =
+                                  in.view.roster.find_alive(p.worker);
+                              return is_cordoned(in.view.durable.host_faults(),
+                                                 m->report.host(), p.worker);
+                            });
   if (!cordoned)
     if (auto found = try_placement(before)) return found;
   for (const std::string& build :

@@ -30,7 +30,7 @@ bool Recovery::await_rescue(const Candidates& candidates, const Inputs& in,
   int64_t left_ms = kNever;
   for (const auto& [name, m] : in.view.roster.members()) {
     if (!m.alive || m.sent_away) continue;
-    const auto in_ms = in.policy.rescue_in_ms(in.view, m.report.host());
+    const auto in_ms = in.policy.rescue_in_ms(in.view, m.report.host(), name);
     if (!in_ms) continue;
     hosts.insert(m.report.host());
     if (*in_ms > 0) left_ms = std::min(left_ms, *in_ms);

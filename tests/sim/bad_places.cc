@@ -70,6 +70,16 @@ void Cluster::check_bad_place(const pb::EventRecord& e) {
     violated(fmt::format("{} is blamed for {}: {}", e.host(), bad_place_,
                          e.ShortDebugString()));
   if (e.event() != "failure") return;
+  // A job that cannot do without it tries again and again.
+  pb::JobStatus good = coordinator_->status();
+  auto* workers = good.mutable_workers();
+  workers->erase(std::remove_if(workers->begin(), workers->end(),
+                                [this](const pb::WorkerStatus& w) {
+                                  return bad_of(w.host(), w.name()) !=
+                                         Bad::kNone;
+                                }),
+                 workers->end());
+  if (!slots_suffice(good)) return;
   const bool hang = e.cause().find("no progress") != std::string::npos;
   const auto lives = static_cast<int64_t>(coordinator_->status().epoch());
   if (++place_failures_ > kMostFailures + kMoreFailures * lives ||

@@ -35,8 +35,8 @@ class CordoningTest : public ::testing::Test {
     return hosts;
   }
 
-  const pb::Job job_ = small_job();
-  const MeshPolicy policy_{job_, std::nullopt};
+  pb::Job job_ = small_job();
+  MeshPolicy policy_{job_, std::nullopt};
   Roster roster_;
   pb::Durable durable_;
   Cordoning::Changes changes_;
@@ -70,16 +70,58 @@ TEST_F(CordoningTest, TheLastHostIsCordonedOnlyIfOthersMayReturn) {
   EXPECT_EQ(after(kNoStart), Consequence::kCordoned);
 }
 
+// But not without end.
 TEST_F(CordoningTest, AHostThatIsNotProvenWaitsForThoseThatAre) {
+  job_.mutable_elastic()->set_max_failures_without_progress(10);
   hear_all({"a"});
   durable_.mutable_host_faults()->add_proven("host-b");
-  for (int i = 0; i < 2; ++i)
-    EXPECT_EQ(after(kNoStart), Consequence::kSuspected);
-  EXPECT_EQ(after(kNoStart), Consequence::kCordoned);
-  durable_.mutable_host_faults()->clear_cordons();
-  durable_.mutable_host_faults()->set_proven(0, "host-a");
-  durable_.mutable_host_faults()->add_proven("host-b");
-  EXPECT_EQ(after(kNoStart), Consequence::kNone) << "it has run the job itself";
+  int cordons = 0;
+  for (int i = 0; i < 20; ++i)
+    cordons += after(kNoStart) == Consequence::kCordoned ? 1 : 0;
+  EXPECT_EQ(cordons, 7) << "from the third failure to the ninth";
+  durable_.clear_host_faults();
+  for (const char* host : {"host-a", "host-b"})
+    durable_.mutable_host_faults()->add_proven(host);
+  for (int i = 0; i < 5; ++i)
+    EXPECT_NE(after(kNoStart), Consequence::kCordoned) << "it ran the job";
+}
+
+// If each of its workers is needed, it makes no difference which one fails.
+TEST_F(CordoningTest, AWorkerWithoutWhichTheJobCannotRunIsNotBlamedAlone) {
+  hear_all({"a", "b"});
+  pb::Report b = report("b", ++seq_);
+  b.set_host("host-a");
+  roster_.on_report(b, durable_, kSilentMs, 0);
+  Failure f = kNoStart;
+  f.workers = {"a"};
+  const auto site = [&] {
+    const auto& suspects = durable_.host_faults().suspects();
+    return suspects.empty() ? "none" : suspects[0].worker();
+  };
+  after(f);
+  EXPECT_EQ(site(), "a");
+  durable_.clear_host_faults();
+  job_.mutable_elastic()->set_min_slots(2);
+  policy_ = MeshPolicy(job_, std::nullopt);
+  for (int i = 0; i < 4; ++i) EXPECT_NE(after(f), Consequence::kCordoned);
+  EXPECT_EQ(site(), "");
+}
+
+// All links of three hosts are bad: each is cordoned in turn, but not for ever.
+TEST_F(CordoningTest, LinksThatAreCordonedInTurnCount) {
+  job_.mutable_elastic()->set_min_slots(2);
+  policy_ = MeshPolicy(job_, std::nullopt);
+  hear_all({"a", "b", "c"});
+  int counted = 0;
+  for (int i = 0; i < 30; ++i) {
+    std::vector<std::string> up;
+    for (const char* h : {"host-a", "host-b", "host-c"})
+      if (!is_cordoned(durable_.host_faults(), h)) up.push_back(h);
+    ASSERT_GE(up.size(), 2U);
+    const Consequence c = after({.what = "x", .links = {{up[0], up[1]}}});
+    counted += c == Consequence::kSuspected ? 1 : 0;
+  }
+  EXPECT_GE(counted, 20);
 }
 
 // Its link to each of two others is bad, and the job needs two hosts.
@@ -106,7 +148,8 @@ TEST_F(CordoningTest, TheHostOfAllBadLinksIsCordonedInPlaceOfItsPeers) {
 TEST_F(CordoningTest, HostsOfStepsAreProven) {
   hear_all({"a", "b"});
   Cordoning c = cordoning();
-  EXPECT_FALSE(c.after_step()) << "nothing that must be written at once";
+  EXPECT_FALSE(c.after_step(/*first=*/true))
+      << "nothing that must be written at once";
   EXPECT_TRUE(is_proven(durable_.host_faults(), "host-a"));
   EXPECT_TRUE(is_proven(durable_.host_faults(), "host-b"));
   EXPECT_FALSE(is_proven(durable_.host_faults(), "host-c"));
@@ -159,7 +202,7 @@ TEST_F(CordoningTest, ASearchForALinkEndsWithTheStepOfAllItsHosts) {
   ASSERT_EQ(changes_.tests.size(), 1U);
   EXPECT_GT(changes_.tests[0].apart_size(), 0);
   Cordoning c = cordoning();
-  EXPECT_TRUE(c.after_step());
+  EXPECT_TRUE(c.after_step(/*first=*/true));
   EXPECT_TRUE(c.changes().any);
   EXPECT_FALSE(durable_.host_faults().has_link_search());
 }
@@ -180,7 +223,7 @@ TEST_F(CordoningTest, ASearchForALinkBeginsWithTheHostThatIsNotProven) {
   durable_ = running({"b", "c"});
   *durable_.mutable_host_faults() = faults;
   Cordoning c = cordoning();
-  EXPECT_TRUE(c.after_step());
+  EXPECT_TRUE(c.after_step(/*first=*/true));
   changes_ = c.changes();
   EXPECT_EQ(begun(), Hosts{"host-a"});
   EXPECT_FALSE(durable_.host_faults().has_link_search());

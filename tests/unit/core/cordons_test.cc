@@ -87,10 +87,14 @@ TEST(Blame, OnlyTheWorkerIsBlamedIfOthersOfItsHostAreWell) {
   failure.workers = {"v", "w"};
   EXPECT_EQ(f.sites(failure), std::vector<std::string>{"h"}) << "both failed";
   failure.workers = {"v"};
-  cordon({.host = "h", .worker = "w"}, failure, 0,
-         f.durable.mutable_host_faults());
+  for (int i = 0; i < 2; ++i)
+    suspect({.host = "h", .worker = "w"}, failure, 0, 0,
+            f.durable.mutable_host_faults());
   EXPECT_EQ(f.sites(failure), std::vector<std::string>{"h"})
       << "one after the other";
+  failure.workers = {"w"};
+  EXPECT_EQ(f.sites(failure), std::vector<std::string>{"worker w on h"})
+      << "as before, whatever the others do";
 }
 
 TEST(Blame, AHangOfANewHostCordonsItAtOnce) {
@@ -113,6 +117,9 @@ TEST(Blame, DeathsInTrainingCountForAWhile) {
   EXPECT_EQ(blame.enough, 4);
   EXPECT_GT(blame.remembered_s, 0);
   EXPECT_TRUE(f.blame(on_host("h"), /*others_can_run=*/false).sites.empty());
+  Failure lost = on_host("h");
+  lost.rank = -1;
+  EXPECT_TRUE(f.blame(lost).sites.empty()) << "a daemon was restarted";
 }
 
 TEST(Blame, ProvenHostsAreNotBlamedForTheStartOfAMeshWithOthers) {
