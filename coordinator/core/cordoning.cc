@@ -66,7 +66,8 @@ bool Cordoning::others_remain(const std::vector<Site>& failed,
     return true;
   const auto& members = in_.view.roster.members();
   return std::any_of(members.begin(), members.end(), [&](const auto& named) {
-    const auto& [name, m] = named;
+    const std::string& name = named.first;
+    const Roster::Member& m = named.second;
     const std::string& host = m.report.host();
     return m.alive && m.reported && !m.leaving() && m.report.slots() > 0 &&
            !failed_alike(*in_.faults, host, name, fault) &&
