@@ -36,20 +36,17 @@ int64_t bad_links(const pb::HostFaults& faults, const std::string& host) {
 // Whether the job waits for proven hosts or workers that are away, rather than
 // ending for what failed on others. Not without end: they may be gone for good.
 bool Cordoning::awaits_proven(const std::vector<Site>& failed) const {
-  const auto& members = in_.view.roster.members();
-  return std::any_of(in_.faults->proven().begin(), in_.faults->proven().end(),
-                     [&](const std::string& host) {
-                       return std::none_of(
-                           members.begin(), members.end(), [&](auto& named) {
-                             return named.second.alive &&
-                                    named.second.report.host() == host &&
-                                    std::none_of(failed.begin(), failed.end(),
-                                                 [&](const Site& s) {
-                                                   return concerns(s, host,
-                                                                   named.first);
-                                                 });
-                           });
-                     }) &&
+  std::set<std::string> away(in_.faults->proven().begin(),
+                             in_.faults->proven().end());
+  for (const auto& named : in_.view.roster.members()) {
+    const std::string& host = named.second.report.host();
+    if (named.second.alive &&
+        std::none_of(failed.begin(), failed.end(), [&](const Site& s) {
+          return concerns(s, host, named.first);
+        }))
+      away.erase(host);
+  }
+  return !away.empty() &&
          std::all_of(failed.begin(), failed.end(), [this](const Site& s) {
            return (!s.worker.empty() || !is_proven(*in_.faults, s.host)) &&
                   failures_of(*in_.faults, s) <
@@ -128,9 +125,12 @@ Consequence Cordoning::after(const Failure& noticed) {
   std::vector<Site> sites = sites_of(fault, in_.view);
   const bool others_can_run = possible_without(sites);
   // A job that needs all workers of the host fails as if there were one.
+  std::set<Site> counted;
   if (!others_can_run)
-    for (Site& site : sites)
+    std::erase_if(sites, [&](Site& site) {
       if (failures_of(*in_.faults, site) < kEnough) site.worker.clear();
+      return !counted.insert(site).second;
+    });
   const Blame blame =
       blame_for(fault, sites, in_.view, in_.elastic, others_can_run);
   std::vector<Site> failing;

@@ -34,6 +34,7 @@ struct Site {
   std::string peer;    // the link to this host; "": the host itself
   // Failures of ranks that had made steps: they say nothing about a start.
   bool in_training = false;
+  auto operator<=>(const Site&) const = default;
 };
 
 // The sites that a failure is put down to.

@@ -107,6 +107,22 @@ TEST_F(CordoningTest, AWorkerWithoutWhichTheJobCannotRunIsNotBlamedAlone) {
   EXPECT_EQ(site(), "");
 }
 
+TEST_F(CordoningTest, TwoWorkersThatFailTogetherCountOnceOnTheirHost) {
+  hear_all({"a", "b", "c"});
+  for (const char* worker : {"b", "c"}) {
+    pb::Report r = report(worker, ++seq_);
+    r.set_host("host-a");
+    roster_.on_report(r, durable_, kSilentMs, 0);
+  }
+  Failure f = kNoStart;
+  f.workers = {"a", "b"};
+  job_.mutable_elastic()->set_min_slots(3);
+  policy_ = MeshPolicy(job_, std::nullopt);
+  after(f);
+  ASSERT_EQ(durable_.host_faults().suspects_size(), 1);
+  EXPECT_EQ(durable_.host_faults().suspects(0).failures(), 1);
+}
+
 // All links of three hosts are bad: each is cordoned in turn, but not for ever.
 TEST_F(CordoningTest, LinksThatAreCordonedInTurnCount) {
   job_.mutable_elastic()->set_min_slots(2);
