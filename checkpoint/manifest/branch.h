@@ -24,7 +24,10 @@ struct Origin {
 };
 
 // Whether a checkpoint of `step` that generation `saver` wrote is in the past
-// of `generation`, or its own. Without an origin all older ones are.
+// of `generation`, or its own. Without an origin all older ones are. A rank
+// knows no other origin than its own, so a checkpoint before that step counts
+// even if an earlier generation abandoned it; core::abandoned_by()
+// (coordinator/core/state_choice.h) knows the whole history.
 bool of_branch(const std::optional<Origin>& origin, int64_t generation,
                int64_t step, int64_t saver);
 

@@ -38,8 +38,10 @@ bool may_be_kept(FileSystem& fs, const std::string& path);
 // empty list; a folder that cannot be listed is an error.
 Result<std::vector<Found>> scan(FileSystem& fs, const std::string& folder);
 
-// Newest valid one, or nullptr. One of an older generation with a larger step
-// is on a branch that the newer generation, which was at a smaller step,
+// Newest valid one, or nullptr. For programs that are given a folder without
+// the run whose history tells what was abandoned (core::abandoned_by() in
+// coordinator/core/state_choice.h): one of an older generation with a larger
+// step is on a branch that the newer generation, which was at a smaller step,
 // abandoned.
 const Found* choose_newest_valid(const std::vector<Found>& found);
 

@@ -203,6 +203,15 @@ StateChoice from_memory(const Inventory& in, const Group& g,
 
 }  // namespace
 
+int64_t abandoned_by(const std::vector<FirstStep>& first_steps,
+                     int64_t generation, int64_t step) {
+  int64_t by = 0;
+  for (const FirstStep& f : first_steps)
+    if (f.after < generation && generation < f.generation && f.step <= step)
+      by = by == 0 ? f.generation : std::min(by, f.generation);
+  return by;
+}
+
 StateChoice choose_state(const ParamTable* table, const Inventory& in) {
   CHECK(table != nullptr || in.holdings.empty());
   std::vector<std::string> notes;

@@ -12,8 +12,12 @@
 // with a part on a host whose ranks always fail, and has no replicas yet.
 //
 // A worker that returns may hold steps of an abandoned branch, that is, the job
-// continued from an older step without them (abandoned_by() in step_ledger.h).
-// Such states are not considered, however new.
+// continued from an older step without them, and ranks that were cut off may
+// have saved them. Such states and checkpoints are not considered, however new.
+// abandoned_by() judges that for whoever knows where every generation
+// continued. A rank knows that only of its own generation
+// (checkpoint/manifest/branch.h), and whoever has nothing but a folder of
+// checkpoints not at all (checkpoint/manifest/scan.h).
 #pragma once
 
 #include <cstdint>
@@ -23,7 +27,7 @@
 #include <utility>
 #include <vector>
 
-#include "coordinator/core/step_ledger.h"
+#include "coordinator/core/api.h"
 #include "parallel/geometry/sharding.h"
 
 namespace remesh::core {
@@ -64,6 +68,11 @@ struct Inventory {
   std::map<int64_t, int64_t> known_steps;
   int64_t last_finished = 0;  // step in the metrics log
 };
+
+// The first generation whose history has another version of this step than the
+// one of `generation`, and so abandoned it; 0 if none does.
+int64_t abandoned_by(const std::vector<FirstStep>& first_steps,
+                     int64_t generation, int64_t step);
 
 struct StateChoice {
   enum class Kind { kInit, kCheckpoint, kMemory };

@@ -4,21 +4,13 @@
 #include <iterator>
 #include <utility>
 
+#include "coordinator/core/state_choice.h"
+
 namespace remesh::core {
 
 int64_t generation_of(const CheckpointInfo& c) {
   if (c.generation != 0 || c.recent.empty()) return c.generation;
   return c.recent.back().generation();
-}
-
-int64_t abandoned_by(const std::vector<FirstStep>& first_steps,
-                     int64_t generation, int64_t step) {
-  if (generation == 0) return 0;
-  int64_t by = 0;
-  for (const FirstStep& f : first_steps)
-    if (f.after < generation && generation < f.generation && f.step <= step)
-      by = by == 0 ? f.generation : std::min(by, f.generation);
-  return by;
 }
 
 StepLedger::StepLedger(int64_t last_finished,

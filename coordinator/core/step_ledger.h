@@ -20,11 +20,6 @@
 
 namespace remesh::core {
 
-// The first generation whose history has another version of this step than the
-// one of `generation`, and so abandoned it; 0 if none does.
-int64_t abandoned_by(const std::vector<FirstStep>& first_steps,
-                     int64_t generation, int64_t step);
-
 class StepLedger {
  public:
   // A finished step, or steps whose metrics are lost, or both: the gap comes

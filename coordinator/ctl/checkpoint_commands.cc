@@ -11,7 +11,7 @@
 #include "checkpoint/manifest/manifest.h"
 #include "checkpoint/manifest/scan.h"
 #include "checkpoint/store/verify.h"
-#include "coordinator/core/step_ledger.h"
+#include "coordinator/core/state_choice.h"
 #include "coordinator/ctl/client.h"
 #include "coordinator/ctl/find_checkpoint.h"
 #include "coordinator/ctl/render.h"

@@ -12,7 +12,6 @@
 #include "coordinator/core/durable.h"
 #include "coordinator/core/job_shape.h"
 #include "coordinator/core/state_choice.h"
-#include "coordinator/core/step_ledger.h"
 #include "coordinator/rundir/first_steps.h"
 #include "coordinator/rundir/job_files.h"
 #include "coordinator/rundir/run_dir.h"
@@ -89,15 +88,13 @@ NewestState newest_state(FileSystem& fs, const std::string& run,
   if (const auto shape = core::shape_of(job))
     table = geometry::ParamTable::make(shape->model);
   if (!table) in.holdings.clear();
-  int64_t saved = 0;
-  for (const core::SavedState& s : in.checkpoints)
-    if (core::abandoned_by(in.first_steps, s.generation, s.step) == 0)
-      saved = std::max(saved, s.step);
+  core::Inventory saved = in;
+  saved.holdings.clear();
   const core::StateChoice c = choose_state(table ? &*table : nullptr, in);
   NewestState out{.step = std::max(last_finished_step(run), c.step),
                   .state_step = c.step,
                   .path = c.path,
-                  .checkpoint_step = saved};
+                  .checkpoint_step = choose_state(nullptr, saved).step};
   if (c.kind == core::StateChoice::Kind::kCheckpoint)
     out.where = NewestState::Where::kCheckpoint;
   if (c.kind != core::StateChoice::Kind::kMemory) return out;

@@ -5,6 +5,8 @@
 
 #include <algorithm>
 
+#include "coordinator/core/state_choice.h"
+
 namespace remesh::core {
 namespace {
 
