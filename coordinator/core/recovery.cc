@@ -23,18 +23,20 @@ Result<Holding> holding_of(const pb::StateHolding& h, const std::string& worker,
                            const std::string& host) {
   ASSIGN_OR_RETURN(geometry::Sharding sharding,
                    manifest::parse_sharding(h.sharding()));
-  return Holding{.worker = worker,
-                 .host = host,
-                 .segment = h.segment(),
-                 .step = h.step(),
-                 .generation = h.generation(),
-                 .rank = h.rank(),
-                 .sharding = std::move(sharding),
-                 .model = h.model(),
-                 .elements = h.elements(),
-                 .tokens = h.tokens(),
-                 .sequences = h.sequences(),
-                 .replica = h.replica()};
+  Holding out;
+  out.step = h.step();
+  out.generation = h.generation();
+  out.rank = h.rank();
+  out.sharding = std::move(sharding);
+  out.model = h.model();
+  out.elements = h.elements();
+  out.tokens = h.tokens();
+  out.sequences = h.sequences();
+  out.replica = h.replica();
+  out.worker = worker;
+  out.host = host;
+  out.segment = h.segment();
+  return out;
 }
 
 std::string in_memory(const pb::Source& s) {
@@ -230,7 +232,7 @@ Recovery::Candidates Recovery::gather(const Inputs& in) const {
       out.known_steps[generation] = in.ledger.last_known(generation);
   };
   for (const Holding& h : inventory.holdings) limit(h.generation);
-  for (const SavedState& c : inventory.checkpoints) limit(c.generation);
+  for (const CheckpointInfo& c : inventory.checkpoints) limit(c.generation);
   return out;
 }
 
@@ -244,11 +246,10 @@ StateChoice Recovery::choose(const Candidates& candidates, const Inputs& in,
   inventory.known_steps = candidates.known_steps;
   StateChoice c = choose_state(table(), inventory);
   const bool loses = c.step < in.ledger.last_finished();
-  if (!loses && c.kind != StateChoice::Kind::kInit) return c;
+  if (!loses && c.kind != pb::Source::INIT) return c;
   inventory.known_steps.clear();
   StateChoice all = choose_state(table(), inventory);
-  if (all.step > c.step &&
-      (loses || all.kind == StateChoice::Kind::kCheckpoint))
+  if (all.step > c.step && (loses || all.kind == pb::Source::CHECKPOINT))
     return all;
   return c;
 }
@@ -347,9 +348,8 @@ bool Recovery::await_holders(const Inputs& in, const StateChoice& best,
         "{:.1f} s before going back to {} (elastic.rejoin_wait_ms)",
         in.ledger.last_finished(), join({missing.begin(), missing.end()}),
         static_cast<double>(left_ms) / 1000,
-        best.kind == StateChoice::Kind::kInit
-            ? "the initial weights"
-            : fmt::format("step {}", best.step));
+        best.kind == pb::Source::INIT ? "the initial weights"
+                                      : fmt::format("step {}", best.step));
   awaited_ = missing;
   return true;
 }
@@ -376,7 +376,7 @@ Recovery::Decision Recovery::decide(const Inputs& in,
   const StateChoice& c = best.choice;
   const std::string missing = missing_checkpoint(in, c.step);
   if (await_listing(in, c.step, missing, &out)) return out;
-  if (c.kind == StateChoice::Kind::kInit) {
+  if (c.kind == pb::Source::INIT) {
     out.why = no_checkpoint(in);
     if (!out.why.empty()) {
       out.kind = Decision::Kind::kGiveUp;
@@ -386,20 +386,10 @@ Recovery::Decision Recovery::decide(const Inputs& in,
   out.source.set_step(c.step);
   out.source.set_reason(c.why + damage_text(in) +
                         (missing.empty() ? "" : "; " + missing));
-  switch (c.kind) {
-    case StateChoice::Kind::kInit:
-      out.source.set_kind(pb::Source::INIT);
-      break;
-    case StateChoice::Kind::kCheckpoint:
-      out.source.set_kind(pb::Source::CHECKPOINT);
-      out.source.set_path(c.path);
-      break;
-    case StateChoice::Kind::kMemory:
-      out.source.set_kind(pb::Source::MEMORY);
-      for (const size_t i : c.sources)
-        *out.source.add_states() = candidates.messages[i];
-      break;
-  }
+  out.source.set_kind(c.kind);
+  if (!c.path.empty()) out.source.set_path(c.path);
+  for (const size_t i : c.sources)
+    *out.source.add_states() = candidates.messages[i];
   out.generation = c.generation;
   out.placement = std::move(best.placement);
   return out;

@@ -141,10 +141,10 @@ std::string obstacle(const ParamTable& table, const Inventory& in,
   return complete.ok() ? "" : "is incomplete: " + complete.message();
 }
 
-const SavedState* newest_checkpoint(const Inventory& in,
-                                    std::vector<std::string>& notes) {
-  const SavedState* best = nullptr;
-  for (const SavedState& c : in.checkpoints) {
+const CheckpointInfo* newest_checkpoint(const Inventory& in,
+                                        std::vector<std::string>& notes) {
+  const CheckpointInfo* best = nullptr;
+  for (const CheckpointInfo& c : in.checkpoints) {
     if (c.step > last_step(in, c.generation)) continue;
     if (const int64_t by = abandoned_by(in.first_steps, c.generation, c.step);
         by != 0) {
@@ -189,12 +189,9 @@ std::string describe_sources(const Inventory& in,
 StateChoice from_memory(const Inventory& in, const Group& g,
                         std::vector<size_t> sources) {
   StateChoice c;
-  c.kind = StateChoice::Kind::kMemory;
+  c.kind = pb::Source::MEMORY;
   c.step = g.step;
   c.generation = g.generation;
-  c.sharding = g.sharding;
-  c.tokens = g.tokens;
-  c.sequences = g.sequences;
   c.why = fmt::format("newest complete state: {}: {}", g.name(),
                       describe_sources(in, sources));
   c.sources = std::move(sources);
@@ -223,7 +220,7 @@ StateChoice choose_state(const ParamTable* table, const Inventory& in) {
         return std::tuple(a.step, -a.generation, a.members.size(), a.name()) >
                std::tuple(b.step, -b.generation, b.members.size(), b.name());
       });
-  const SavedState* const saved = newest_checkpoint(in, notes);
+  const CheckpointInfo* const saved = newest_checkpoint(in, notes);
   StateChoice c;
   for (const Group& g : groups) {
     if (saved != nullptr && g.step < saved->step) break;
@@ -237,7 +234,7 @@ StateChoice choose_state(const ParamTable* table, const Inventory& in) {
     notes.push_back(g.name() + " " + no);
   }
   if (saved != nullptr) {
-    c.kind = StateChoice::Kind::kCheckpoint;
+    c.kind = pb::Source::CHECKPOINT;
     c.step = saved->step;
     c.generation = saved->generation;
     c.path = saved->path;

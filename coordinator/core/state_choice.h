@@ -27,37 +27,25 @@
 #include <utility>
 #include <vector>
 
+#include "checkpoint/memory/state_info.h"
 #include "coordinator/core/api.h"
-#include "parallel/geometry/sharding.h"
+#include "parallel/geometry/param_table.h"
+#include "proto/control.pb.h"
 
 namespace remesh::core {
 
 // The state of one rank in the memory of a live worker: the record of its
-// segment (checkpoint/memory/state_info.h) and where it is.
-struct Holding {
+// segment and where it is.
+struct Holding : memory::StateInfo {
   std::string worker;
   std::string host;
   std::string segment;  // path on that host
-  int64_t step = 0;
-  int64_t generation = 0;
-  int rank = 0;  // of that generation's mesh
-  geometry::Sharding sharding;
-  uint64_t model = 0;  // geometry::model_id
-  int64_t elements = 0;
-  int64_t tokens = 0, sequences = 0;
-  bool replica = false;
-};
-
-struct SavedState {
-  int64_t step = 0;
-  int64_t generation = 0;  // 0 if unknown
-  std::string path;
 };
 
 struct Inventory {
-  std::vector<Holding> holdings;        // in any order
-  std::vector<SavedState> checkpoints;  // that verify, in any order
-  std::vector<FirstStep> first_steps;   // in any order
+  std::vector<Holding> holdings;            // in any order
+  std::vector<CheckpointInfo> checkpoints;  // in any order, without metrics
+  std::vector<FirstStep> first_steps;       // in any order
   // Hosts on which the new generation will have processes; states on other
   // hosts cannot be read. Empty: all hosts.
   std::set<std::string> hosts;
@@ -75,17 +63,13 @@ int64_t abandoned_by(const std::vector<FirstStep>& first_steps,
                      int64_t generation, int64_t step);
 
 struct StateChoice {
-  enum class Kind { kInit, kCheckpoint, kMemory };
-  Kind kind = Kind::kInit;
+  pb::Source::Kind kind = pb::Source::INIT;
   int64_t step = 0;
-  // Memory: the generation that wrote the state, its sharding, and the holdings
-  // to read, in the order of ranks; at most one per rank and host, the rank's
-  // own before replicas, then by worker.
-  int64_t generation = 0;
-  geometry::Sharding sharding;
+  int64_t generation = 0;  // that wrote the state
+  std::string path;        // CHECKPOINT
+  // MEMORY: the holdings to read, in the order of ranks; at most one per rank
+  // and host, the rank's own before replicas, then by worker.
   std::vector<size_t> sources;  // indices into Inventory::holdings
-  int64_t tokens = 0, sequences = 0;
-  std::string path;  // kCheckpoint
   // One line for people: why this state, and why nothing newer.
   std::string why;
 };

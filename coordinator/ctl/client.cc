@@ -227,9 +227,8 @@ rundir::NewestState newest_state_of(const std::string& run) {
 std::string why_not_running(const std::string& run,
                             const rundir::NewestState& newest) {
   if (const auto end = rundir::end_of_run(run)) {
-    const bool in_memory =
-        newest.where == rundir::NewestState::Where::kMemory &&
-        end->outcome != pb::JobStatus::DONE;
+    const bool in_memory = newest.source == pb::Source::MEMORY &&
+                           end->outcome != pb::JobStatus::DONE;
     return rundir::end_text(*end, run) +
            (in_memory ? "; " + rundir::state_text(newest) : "");
   }

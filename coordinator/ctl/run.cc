@@ -268,7 +268,7 @@ class RunJob {
       s.checkpoint = rundir::short_path(path_join(
           rundir::checkpoints_path(run_dir_, job_.checkpoint().folder()),
           manifest::step_name(newest.checkpoint_step)));
-    if (newest.where == rundir::NewestState::Where::kMemory)
+    if (newest.source == pb::Source::MEMORY)
       s.in_memory = rundir::state_text(newest);
     std::error_code error;
     // Without its folder there is nothing to sum up or to continue.

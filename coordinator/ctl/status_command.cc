@@ -110,7 +110,7 @@ pb::JobStatus status_of_files(const std::string& run) {
               : end      ? end->outcome
                          : pb::JobStatus::NOT_RUNNING);
   const rundir::NewestState newest = newest_state_of(run);
-  if (newest.where == rundir::NewestState::Where::kMemory) {
+  if (newest.source == pb::Source::MEMORY) {
     s.mutable_kept_state()->set_step(newest.state_step);
     s.mutable_kept_state()->set_kept_until(newest.kept_until);
   }

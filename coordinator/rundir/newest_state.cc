@@ -33,17 +33,7 @@ std::vector<core::Holding> states_here(uint64_t job) {
           f.path, job, memory::StateSegment::Mode::kRead);
       if (!segment.ok()) continue;
       for (const auto& c : (*segment)->contents().states)
-        out.push_back({.worker = folder,
-                       .segment = f.path,
-                       .step = c.info.step,
-                       .generation = c.info.generation,
-                       .rank = c.info.rank,
-                       .sharding = c.info.sharding,
-                       .model = c.info.model,
-                       .elements = c.info.elements,
-                       .tokens = c.info.tokens,
-                       .sequences = c.info.sequences,
-                       .replica = c.info.replica});
+        out.push_back({c.info, folder, /*host=*/"", f.path});
     }
   return out;
 }
@@ -92,13 +82,10 @@ NewestState newest_state(FileSystem& fs, const std::string& run,
   saved.holdings.clear();
   const core::StateChoice c = choose_state(table ? &*table : nullptr, in);
   NewestState out{.step = std::max(last_finished_step(run), c.step),
+                  .source = c.kind,
                   .state_step = c.step,
                   .path = c.path,
                   .checkpoint_step = choose_state(nullptr, saved).step};
-  if (c.kind == core::StateChoice::Kind::kCheckpoint)
-    out.where = NewestState::Where::kCheckpoint;
-  if (c.kind != core::StateChoice::Kind::kMemory) return out;
-  out.where = NewestState::Where::kMemory;
   for (const size_t i : c.sources) {
     const double until =
         touched_at(in.holdings[i].segment) + memory::kStateKeptS;
@@ -108,13 +95,13 @@ NewestState newest_state(FileSystem& fs, const std::string& run,
 }
 
 std::string state_text(const NewestState& n) {
-  switch (n.where) {
-    case NewestState::Where::kNone:
+  switch (n.source) {
+    case pb::Source::INIT:
       break;
-    case NewestState::Where::kCheckpoint:
+    case pb::Source::CHECKPOINT:
       return fmt::format("step {} is in checkpoint {}", n.state_step,
                          short_path(n.path));
-    case NewestState::Where::kMemory:
+    case pb::Source::MEMORY:
       return fmt::format("step {} is in the memory of this host until {}",
                          n.state_step, time_of_day(n.kept_until));
   }

@@ -17,9 +17,8 @@ namespace remesh::rundir {
 struct NewestState {
   // Newest finished step known; its state may be gone.
   int64_t step = 0;
-  // The newest complete state.
-  enum class Where { kNone, kCheckpoint, kMemory };
-  Where where = Where::kNone;
+  // The newest complete state; INIT: there is none.
+  pb::Source::Kind source = pb::Source::INIT;
   int64_t state_step = 0;
   std::string path;             // of a checkpoint
   int64_t checkpoint_step = 0;  // of the newest usable checkpoint; 0: none

@@ -103,8 +103,7 @@ TEST(Survival, PredictsWhatTheNextGenerationFinds) {
     for (const std::string& h : a.hosts())
       if (rng() % 3 != 0) in.hosts.insert(h);
     if (in.hosts.empty()) in.hosts.insert("elsewhere");
-    const bool found =
-        choose_state(&table, in).kind == StateChoice::Kind::kMemory;
+    const bool found = choose_state(&table, in).kind == pb::Source::MEMORY;
     ASSERT_EQ(survives_on(a, in.hosts), found)
         << round << ": " << a.ShortDebugString() << " on "
         << fmt::format("{}", fmt::join(in.hosts, ", "));
@@ -115,7 +114,7 @@ TEST(Survival, PredictsWhatTheNextGenerationFinds) {
       in.hosts.erase(h);
       if (in.hosts.empty()) in.hosts.insert("elsewhere");
       ASSERT_EQ(needed_hosts(a).contains(h),
-                choose_state(&table, in).kind != StateChoice::Kind::kMemory)
+                choose_state(&table, in).kind != pb::Source::MEMORY)
           << round << ": " << a.ShortDebugString() << " without " << h;
     }
   }

@@ -294,16 +294,8 @@ std::vector<Holding> inventory_of(const std::string& root,
             same_bits(state, state_of(table, c.info.sharding, c.info.rank,
                                       salt_of(c.info.step))))
             << to_string(c.info);
-        out.push_back({.worker = std::to_string(h),
-                       .host = std::to_string(h),
-                       .segment = file.path,
-                       .step = c.info.step,
-                       .generation = c.info.generation,
-                       .rank = c.info.rank,
-                       .sharding = c.info.sharding,
-                       .model = c.info.model,
-                       .elements = c.info.elements,
-                       .replica = c.info.replica});
+        const std::string name = std::to_string(h);
+        out.push_back({c.info, name, name, file.path});
       }
     }
   }
@@ -325,11 +317,11 @@ Orders plan_generation(std::mt19937& random, const ParamTable& table,
   }
   for (int h = 0; h < kHosts; ++h)
     if (!used.contains(h)) o.processes.push_back({h, h});
-  o.fresh = choice.kind == StateChoice::Kind::kInit;
+  o.fresh = choice.kind == pb::Source::INIT;
   o.step = choice.step;
   o.from_generation = choice.generation;
-  o.from = choice.sharding;
   for (const size_t i : choice.sources) {
+    o.from = holdings[i].sharding;
     const int host = std::stoi(holdings[i].host);
     o.sources.push_back({holdings[i].rank, host, host});
     o.segments.push_back(holdings[i].segment);
@@ -373,7 +365,7 @@ TEST(Recovery, NoFinishedStepIsLostWhateverIsKilled) {
     const StateChoice choice = core::choose_state(&table, in);
     ASSERT_GE(choice.step, finished) << choice.why;
     // Nothing was finished yet: start again.
-    ASSERT_TRUE(choice.kind == StateChoice::Kind::kMemory || finished == 0);
+    ASSERT_TRUE(choice.kind == pb::Source::MEMORY || finished == 0);
     Orders orders = plan_generation(random, table, g, choice, in.holdings);
     orders.before = files;
     Told& told = *new (page) Told;

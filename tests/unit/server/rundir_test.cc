@@ -902,7 +902,7 @@ TEST_F(RunDirTest, TheNewestStepMayBeInMemoryOrInACheckpoint) {
   checkpoint(900, 8);  // of another run
   const auto saved = newest_state(*fs, dir_, now, &journal);
   EXPECT_EQ(saved.step, 150);
-  EXPECT_EQ(saved.where, NewestState::Where::kCheckpoint);
+  EXPECT_EQ(saved.source, pb::Source::CHECKPOINT);
   // One that the run continued without, as only the journal knows yet.
   pb::Durable went_back = journal;
   auto* a = went_back.add_abandoned();
@@ -938,7 +938,7 @@ TEST_F(RunDirTest, TheNewestStepMayBeInMemoryOrInACheckpoint) {
   }
   const auto kept = newest_state(*fs, dir_, now, &journal);
   EXPECT_EQ(kept.step, 180);
-  EXPECT_EQ(kept.where, NewestState::Where::kMemory);
+  EXPECT_EQ(kept.source, pb::Source::MEMORY);
   EXPECT_NEAR(kept.kept_until, unix_seconds() + memory::kStateKeptS, 100);
   auto shorter = model;
   shorter.emplace_back("train.steps=170");
