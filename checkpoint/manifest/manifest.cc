@@ -156,7 +156,7 @@ Result<pb::Manifest> decode(std::string_view text) {
 
 pb::ModelInfo model_info(const geometry::ModelConfig& c) {
   pb::ModelInfo info;
-  // Left out where it is the default, as before there was a choice.
+  // What is the default is left out.
   if (c.arch != info.arch()) info.set_arch(c.arch);
   sizes_to_message(c, &info);
   if (c.head_size != 0) info.set_head_dim(c.head_size);

@@ -27,19 +27,14 @@ int64_t most_steps(const ClusterView& view, const Options& options) {
                    a.has_job() ? a.job().train().steps() : 0});
 }
 
-// False if the report has a later epoch or generation than the journal and
-// nothing shows that a coordinator of this run used these numbers. A worker of
-// a release without proofs is believed while all workers find this coordinator,
-// if it takes part in the journal's generation, which it could end anyway.
+// False if the report has a later epoch or generation than the journal and does
+// not prove that a coordinator of this run used these numbers.
 bool believes_numbers(const pb::Report& r, const ClusterView& view,
                       const Options& options) {
   return (r.generation() <= view.durable.generation() &&
           r.coordinator_epoch() <= view.durable.epoch()) ||
          r.proof() ==
-             proof_of(options.secret, r.coordinator_epoch(), r.generation()) ||
-         (options.restored &&
-          view.now_ms - view.roster.started_ms() < kReconnectSlackMs &&
-          participates(*options.restored, r.worker(), r.incarnation()));
+             proof_of(options.secret, r.coordinator_epoch(), r.generation());
 }
 
 Status check_protocol(const pb::Report& r,

@@ -21,11 +21,9 @@ void forgive(int64_t step, pb::Refusals* refusals) {
   refusals->clear_checkpoints();
   refusals->clear_checkpoint_steps();
   for (int i = 0; i < before.checkpoints_size(); ++i) {
-    const int64_t bad =
-        i < before.checkpoint_steps_size() ? before.checkpoint_steps(i) : -1;
-    if (bad == step) continue;
+    if (before.checkpoint_steps(i) == step) continue;
     refusals->add_checkpoints(before.checkpoints(i));
-    refusals->add_checkpoint_steps(bad);
+    refusals->add_checkpoint_steps(before.checkpoint_steps(i));
   }
 }
 

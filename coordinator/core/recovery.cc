@@ -6,6 +6,7 @@
 #include <utility>
 
 #include "checkpoint/manifest/sharding.h"
+#include "checkpoint/memory/replica_placement.h"
 #include "coordinator/core/cordons.h"
 #include "coordinator/core/durable.h"
 #include "coordinator/core/state_retention.h"
@@ -136,8 +137,6 @@ bool holders_answered(const ClusterView& view) {
 void refuse_source(const pb::Source& s, const Roster& roster,
                    pb::Refusals* refusals) {
   if (s.kind() == pb::Source::CHECKPOINT) {
-    refusals->mutable_checkpoint_steps()->Resize(refusals->checkpoints_size(),
-                                                 -1);
     refusals->add_checkpoints(s.path());
     refusals->add_checkpoint_steps(s.step());
   }
@@ -150,10 +149,10 @@ void refuse_source(const pb::Source& s, const Roster& roster,
 bool try_elsewhere(const planner::Placement& placement, const ClusterView& view,
                    pb::Durable* durable) {
   if (durable->refusals().checkpoints().empty()) return false;
-  const pb::Assignment& a = view.durable.assignment();
   std::set<std::string> tried;
-  for (int i = 0; i < std::min(a.workers_size(), a.hosts_size()); ++i)
-    if (has_ranks(view.durable, a.workers(i))) tried.insert(a.hosts(i));
+  for (const auto& [worker, host] :
+       memory::hosts_by_worker(view.durable.assignment()))
+    if (has_ranks(view.durable, worker)) tried.insert(host);
   const std::set<std::string> next = hosts_of(placement, view.roster);
   if (std::includes(tried.begin(), tried.end(), next.begin(), next.end()))
     return false;

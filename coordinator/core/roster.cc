@@ -176,7 +176,6 @@ void Roster::Member::take(const pb::Report& newest, int64_t now_ms) {
 
 std::string Roster::host_of(const pb::Report& r) const {
   const uint64_t id = r.host_id();
-  if (id == 0) return r.host();
   const Member* m = find(r.worker());
   if (m != nullptr && m->report.host_id() == id &&
       m->report.incarnation() == r.incarnation())
@@ -187,7 +186,7 @@ std::string Roster::host_of(const pb::Report& r) const {
     const pb::Report& o = other.report;
     if (o.host_id() == id && (o.host() == r.host() || o.host() == own))
       return o.host();
-    taken |= o.host() == r.host() && o.host_id() != 0 && o.host_id() != id;
+    taken |= o.host() == r.host() && o.host_id() != id;
   }
   return taken ? own : r.host();
 }

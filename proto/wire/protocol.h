@@ -24,11 +24,9 @@ struct ProtocolRange {
   }
 };
 
-// What a Report, a Directive or a Refusal says; messages from before the field
-// existed say nothing and are of version 1.
+// What a Report, a Directive or a Refusal says.
 template <typename Message>
 ProtocolRange protocol_of(const Message& m) {
-  if (!m.has_protocol()) return {};
   return {.newest = m.protocol(), .oldest = m.oldest_protocol()};
 }
 

@@ -3,6 +3,7 @@
 #include <cmath>
 #include <limits>
 
+#include "proto/base/rng.h"
 #include "proto/limits/plausible.h"
 #include "proto/wire/protocol.h"
 #include "tests/sim/cluster.h"
@@ -126,6 +127,7 @@ pb::Report well_formed_report(Rng& rng, const Overheard& o) {
   }
   r.set_seq(rng());
   r.set_host("h" + std::to_string(rng() % 4));
+  r.set_host_id(hash64(r.host()));  // as the workers there
   r.set_slots(static_cast<int>(rng() % 4));
   r.set_cores(2);
   r.set_generation(o.generation);

@@ -226,13 +226,9 @@ TEST_F(RestoredJournal, OnlyAWorkerOfThisRunRaisesItsNumbers) {
   EXPECT_EQ(core_->durable().epoch(), 301u);
 }
 
-// Of a release without proofs, while it looks for this coordinator.
-TEST_F(RestoredJournal, AParticipantIsTrustedAtTheStart) {
-  ReportReceived another_life = report(1, 0, 3);
-  another_life.report.set_incarnation(2);
-  EXPECT_EQ(hear(another_life, "", 5), 1);
-  EXPECT_EQ(hear(report(1, 0, 2), "", kReconnectSlackMs - 1), 2);
-  EXPECT_EQ(hear(report(2, 0, 3), "", kReconnectSlackMs), 2);
+TEST_F(RestoredJournal, AParticipantMustProveTheNumbersAsWell) {
+  EXPECT_EQ(hear(report(1, 0, 2), "", kReconnectSlackMs - 1), 1);
+  EXPECT_EQ(hear(report(2, 0, 2), "of this run", kReconnectSlackMs - 1), 2);
 }
 
 // What a worker repeats is what it was told.

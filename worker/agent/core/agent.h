@@ -183,7 +183,7 @@ struct Options {
   std::string worker;
   uint64_t incarnation = 0;  // larger than any earlier incarnation
   std::string host;
-  uint64_t host_id = 0;  // tells it from others of that name; 0: unknown
+  uint64_t host_id = 0;  // tells it from others of that name
   int pid = 0;
   int slots = 1;
   int cores = 1;
