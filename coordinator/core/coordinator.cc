@@ -329,9 +329,9 @@ bool Coordinator::put_off_for_room(const MeshPolicy::MeshChange& change) {
   if (next.short_of.empty()) return false;
   if (cordon([&](Cordoning& c) { return c.for_room(next); })) return true;
   no_change_before_ms_ = now_ms_ + kDeclinedStopMs;
-  const std::string text = to_text(next.short_of);
-  if (std::exchange(put_off_, text) != text)
-    emit(events::kChangePutOff, {.cause = text, .detail = change.why});
+  if (!same_hosts(std::exchange(put_off_, next.short_of), next.short_of))
+    emit(events::kChangePutOff,
+         {.cause = to_text(next.short_of), .detail = change.why});
   return true;
 }
 
@@ -362,7 +362,7 @@ pb::JobStatus Coordinator::status() const {
                            .ledger = ledger_,
                            .keeps_state = keeps_state_,
                            .waiting_for = gathering_.waiting_for(),
-                           .put_off = put_off_,
+                           .put_off = to_text(put_off_),
                            .dropped = admission_.dropped()});
 }
 

@@ -73,6 +73,7 @@
 #include "coordinator/core/mesh_policy.h"
 #include "coordinator/core/name_owners.h"
 #include "coordinator/core/recovery.h"
+#include "coordinator/core/room.h"
 #include "coordinator/core/roster.h"
 #include "coordinator/core/state_retention.h"
 #include "coordinator/core/step_ledger.h"
@@ -214,8 +215,7 @@ class Coordinator {
   int64_t synced_step_ = 0;          // whose metrics are durable
   bool backlog_full_ = false;        // no further metrics are recorded
   int64_t phase_since_ms_ = 0;       // later by the time that does not count
-  // Why a change of mesh was put off; "": none is.
-  std::string put_off_;
+  Shortages put_off_;                // for which a change of mesh was put off
   std::set<std::string> reported_damaged_;  // checkpoints, with what is wrong
   int64_t no_change_before_ms_ = 0;  // optional stops are off: saving fails
   bool unsettled_ = false;  // inputs were taken since the last reconcile()

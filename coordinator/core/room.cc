@@ -219,6 +219,12 @@ Shortages fit_room(const geometry::ParamTable& table, const Roster& roster,
   return find_shortages(*a, table, roster, running);
 }
 
+bool same_hosts(const Shortages& a, const Shortages& b) {
+  return std::equal(
+      a.begin(), a.end(), b.begin(), b.end(),
+      [](const auto& x, const auto& y) { return x.first == y.first; });
+}
+
 std::string to_text(const Shortages& shortages) {
   std::vector<std::string> parts;
   for (const auto& [host, s] : shortages)

@@ -48,7 +48,9 @@ Shortages fit_room(const geometry::ParamTable& table, const Roster& roster,
                    std::string* given_up,
                    const pb::Assignment* running = nullptr);
 
-// "host a needs 12 MiB of shared memory for states and has 8 MiB; ..."
+bool same_hosts(const Shortages& a, const Shortages& b);
+// "host a needs 12 MiB of shared memory for states and has 8 MiB; ..."; "" if
+// there is none.
 std::string to_text(const Shortages& shortages);
 
 }  // namespace remesh::core

@@ -37,16 +37,16 @@ bool Roster::Member::quiesced(int64_t generation) const {
          report.state() == pb::Report::QUIESCED;
 }
 
-std::string Roster::Member::awaited(const pb::Durable& d,
-                                    const std::string& name) const {
+std::optional<std::string> Roster::Member::awaited(
+    const pb::Durable& d, const std::string& name) const {
   const pb::Report& r = report;
   const bool fenced = r.generation() == d.generation();
-  if (!reported || offers_nothing(r)) return "";
+  if (!reported || offers_nothing(r)) return {};
   const auto part = [&] { return participates(d, name, r.incarnation()); };
   switch (d.phase()) {
     case pb::Durable::WAITING:
       if (d.state_job() == 0 || sent_away || inventory_known(d.generation()))
-        return "";
+        return {};
       return r.busy() ? "end its ranks" : "list its states";
     case pb::Durable::PREPARING: {
       // A worker that returns from silence may still have ranks of an older
@@ -56,7 +56,8 @@ std::string Roster::Member::awaited(const pb::Durable& d,
       if (!quiet) return r.busy() ? "end its older ranks" : "prepare";
       const bool unlisted =
           !r.has_inventory() && is_in_memory_of(d.assignment().source(), name);
-      return unlisted ? "list its states" : "";
+      if (unlisted) return "list its states";
+      return {};
     }
     case pb::Durable::RUNNING:
       if ((!fenced || r.state() == pb::Report::PREPARED) && part())
@@ -68,12 +69,12 @@ std::string Roster::Member::awaited(const pb::Durable& d,
                       [](const auto& s) { return s.exited(); }) &&
           part())
         return "clean up after its ranks";
-      return "";
+      return {};
     case pb::Durable::ABORTING:
-      if (quiesced(d.generation()) || !part() || !has_ranks(d, name)) return "";
+      if (quiesced(d.generation()) || !part() || !has_ranks(d, name)) return {};
       return "end its ranks";
     default:
-      return "";
+      return {};
   }
 }
 
@@ -359,7 +360,7 @@ bool Roster::all_started(const pb::Durable& durable) const {
 bool Roster::all_prepared(const pb::Durable& durable) const {
   return std::all_of(members_.begin(), members_.end(), [&](const auto& m) {
     return !m.second.alive ||
-           (m.second.reported && m.second.awaited(durable, m.first).empty());
+           (m.second.reported && !m.second.awaited(durable, m.first));
   });
 }
 
@@ -393,8 +394,9 @@ std::string Roster::awaited_text(const pb::Durable& durable,
   for (const auto& [name, m] : members_)
     if (m.alive && m.awaited_since_ms >= 0 &&
         now_ms - m.awaited_since_ms >= kSomeTimeMs)
-      all.push_back(fmt::format("{} on {} to {}", name, m.report.host(),
-                                m.awaited(durable, name)));
+      if (const auto what = m.awaited(durable, name))
+        all.push_back(
+            fmt::format("{} on {} to {}", name, m.report.host(), *what));
   return all.empty() ? "" : "waiting for " + join(all);
 }
 

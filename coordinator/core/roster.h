@@ -87,10 +87,10 @@ class Roster {
     bool inventory_known(int64_t generation) const;
     // All its ranks of `generation` are dead.
     bool quiesced(int64_t generation) const;
-    // What the phase waits for the live member of that name to do: "end its
-    // ranks"; "" if nothing.
-    std::string awaited(const pb::Durable& durable,
-                        const std::string& name) const;
+    // What the phase waits for the live member of that name to do, as text:
+    // "end its ranks".
+    std::optional<std::string> awaited(const pb::Durable& durable,
+                                       const std::string& name) const;
   };
   using Members = std::map<std::string, Member>;
 

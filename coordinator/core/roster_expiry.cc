@@ -116,15 +116,15 @@ std::string Roster::death_of(const Member& m, int64_t dead_after_ms,
 // to its last report: silence is judged by dead_after_ms alone.
 void Roster::watch_wait(const pb::Durable& durable, const std::string& name,
                         int64_t now_ms, Member* m) const {
-  const std::string what = m->awaited(durable, name);
-  if (what.empty()) {
+  const auto what = m->awaited(durable, name);
+  if (!what) {
     m->awaited_since_ms = -1;
   } else if (m->awaited_since_ms < 0) {
     m->awaited_since_ms = now_ms;
   } else if (m->heard_ms - m->awaited_since_ms > kAwaitedMs) {
     m->given_up = true;
     m->death = fmt::format(
-        "it answers, but did not {} for {} s; given up until it has", what,
+        "it answers, but did not {} for {} s; given up until it has", *what,
         kAwaitedMs / 1000);
   }
 }

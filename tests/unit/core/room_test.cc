@@ -191,6 +191,13 @@ TEST_F(RoomTest, TheNextMeshStartsFromWhatItsRanksCanRead) {
   EXPECT_EQ(next.source().states(1).elements(), elements(running, 1));
 }
 
+TEST(Shortages, AreOfTheSameHostsWhateverTheBytes) {
+  const Shortages s = {{"a", {5, 1}}, {"b", {5, 2}}};
+  EXPECT_TRUE(same_hosts(s, {{"a", {6, 2}}, {"b", {5, 3}}}));
+  EXPECT_FALSE(same_hosts(s, {{"a", {5, 1}}}));
+  EXPECT_FALSE(same_hosts(s, {{"a", {5, 1}}, {"c", {5, 2}}}));
+}
+
 TEST_F(RoomTest, AHostThatReportsNoLimitHasEnough) {
   Roster roster;
   pb::Report r = report("a", 0);
