@@ -217,7 +217,7 @@ class Cluster {
     if (planned_ == a.generation()) return;
     planned_ = a.generation();
     replicas_ = core::replicas_of(a);
-    const auto sharding = core::whole_sharding_of(a);
+    const auto sharding = core::full_sharding_of(a);
     CHECK(sharding.ok());
     states_.clear();
     for (const pb::RankPlace& p : a.ranks()) {

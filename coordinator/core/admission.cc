@@ -14,7 +14,7 @@
 namespace remesh::core {
 namespace {
 
-constexpr int64_t kRefusalToldMs = 60'000;
+constexpr int64_t kRefusalEventMs = 60'000;
 // How many workers of one key, which all may share, may start.
 constexpr double kLivesPerS = 64;
 constexpr double kLivesAtOnce = 4096;
@@ -175,13 +175,14 @@ Admission::Verdict Admission::refuse(const std::string& worker,
 std::optional<pb::EventRecord> Admission::event(const std::string& worker,
                                                 const std::string& why,
                                                 int64_t now_ms) {
-  ++untold_;
-  if (told_ms_ && now_ms - *told_ms_ < kRefusalToldMs) return std::nullopt;
+  ++suppressed_;
+  if (last_event_ms_ && now_ms - *last_event_ms_ < kRefusalEventMs)
+    return std::nullopt;
   EventFields e{.worker = limits::printable(worker, 64), .cause = why};
-  if (told_ms_)
-    e.detail = fmt::format("{} reports since the last event", untold_);
-  told_ms_ = now_ms;
-  untold_ = 0;
+  if (last_event_ms_)
+    e.detail = fmt::format("{} reports since the last event", suppressed_);
+  last_event_ms_ = now_ms;
+  suppressed_ = 0;
   return core::event(events::kReportRefused, e);
 }
 

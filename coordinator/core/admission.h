@@ -54,8 +54,8 @@ class Admission {
   const wire::ProtocolRange protocol_;
   RateLimit lives_;  // of workers, by key
   uint64_t dropped_ = 0;
-  int64_t untold_ = 0;  // refused since the last event
-  std::optional<int64_t> told_ms_;
+  int64_t suppressed_ = 0;  // refused since the last event
+  std::optional<int64_t> last_event_ms_;
 };
 
 }  // namespace remesh::core

@@ -44,9 +44,9 @@ pb::EventRecord event_of(const Roster::MembershipChange& c,
                    {.worker = c.worker, .detail = c.detail});
     case Kind::kLeaving:
       return event(events::kWorkerLeaving, {.worker = c.worker});
-    case Kind::kAlone:
+    case Kind::kCutOff:
       return event(events::kCutOff, {.detail = c.detail});
-    case Kind::kHeard:
+    case Kind::kReconnected:
       return event(events::kCutOffEnded, {.detail = c.detail});
   }
   return {};

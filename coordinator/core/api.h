@@ -45,7 +45,7 @@ struct FenceReceived {
 // The transport saw the worker's connection break; it may come back.
 struct PeerLost {
   std::string worker;
-  std::string barred;  // why it will not be heard again; "": it may come back
+  std::string revoked;  // why it will not be heard again; "": it may come back
 };
 struct CommandReceived {
   uint64_t client = 0;  // the shell's token, returned in Respond
@@ -82,13 +82,13 @@ using Input = std::variant<Tick, ReportReceived, FenceReceived, PeerLost,
 struct Persist {
   pb::Durable durable;
 };
-// Send whole() to directive.worker().
+// Send with_assignment() to directive.worker().
 struct SendDirective {
   pb::Directive directive;  // without its assignment, which is large
   // That of a generation is shared by the directives of all workers.
   std::shared_ptr<const pb::Assignment> assignment;  // with PREPARE
 
-  pb::Directive whole() const {
+  pb::Directive with_assignment() const {
     pb::Directive out = directive;
     if (assignment) *out.mutable_assignment() = *assignment;
     return out;

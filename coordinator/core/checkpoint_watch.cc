@@ -11,7 +11,7 @@ namespace {
 constexpr size_t kMostCauses = 64;
 
 // The same for every rank and step: the numbers in paths do not count.
-std::string cause_of(std::string error) {
+std::string without_digits(std::string error) {
   std::erase_if(error, [](unsigned char c) { return std::isdigit(c) != 0; });
   return error;
 }
@@ -57,7 +57,7 @@ std::vector<CheckpointWatch::Result> CheckpointWatch::observe(
         newest_step_ = s.checkpoint_step();
         last_error_.clear();
         failed_ends_ = 0;
-        told_.clear();
+        announced_.clear();
         out.push_back({.step = newest_step_});
       }
       const std::string& error = s.checkpoint_error();
@@ -67,8 +67,8 @@ std::vector<CheckpointWatch::Result> CheckpointWatch::observe(
       }
       if (std::exchange(errors_[s.rank()], error) == error) continue;
       last_error_ = error;
-      if (told_.size() >= kMostCauses) continue;
-      if (!told_.insert(cause_of(error)).second) continue;
+      if (announced_.size() >= kMostCauses) continue;
+      if (!announced_.insert(without_digits(error)).second) continue;
       out.push_back({.error = error, .rank = s.rank(), .worker = name});
     }
   }

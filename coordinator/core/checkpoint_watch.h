@@ -63,7 +63,7 @@ class CheckpointWatch {
   int64_t failed_ends_ = 0;  // since the newest save
   // By rank: ranks fail with different errors and repeat them in every report.
   std::map<int, std::string> errors_;
-  std::set<std::string> told_;       // causes since the newest save
+  std::set<std::string> announced_;  // causes since the newest save
   std::map<int, int64_t> declined_;  // stops, by rank
 };
 

@@ -12,8 +12,8 @@
 namespace remesh::core {
 namespace {
 
-constexpr int64_t kGoodbyeMs = 3000;    // for workers to receive SHUTDOWN
-constexpr int64_t kOwnAbsenceMs = 300;  // several missed ticks
+constexpr int64_t kShutdownGraceMs = 3000;  // for workers to receive SHUTDOWN
+constexpr int64_t kOwnAbsenceMs = 300;      // several missed ticks
 // After a stop was declined or put off, until the next optional one.
 constexpr int64_t kDeclinedStopMs = 30'000;
 constexpr char kDiscarded[] = "stopped without saving";
@@ -55,7 +55,7 @@ std::vector<Action> Coordinator::start(int64_t now_ms) {
   if (!policy_.check_scale(view(), durable_.mesh_request().scale()).ok())
     durable_.mutable_mesh_request()->clear_scale();
   if (terminal(durable_.phase())) {
-    phase_since_ms_ -= kGoodbyeMs;  // nobody is waiting
+    phase_since_ms_ -= kShutdownGraceMs;  // nobody is waiting
   } else if (leave_unknown_generation(&durable_)) {
     // Who must be waited for is not known, either: all have time to find this
     // coordinator.
@@ -176,7 +176,7 @@ void Coordinator::handle(const FenceReceived& e) {
 }
 
 void Coordinator::handle(const PeerLost& e) {
-  roster_.on_disconnect(e.worker, now_ms_, e.barred);
+  roster_.on_disconnect(e.worker, now_ms_, e.revoked);
 }
 
 void Coordinator::handle(const CommandReceived& e) {
@@ -342,7 +342,7 @@ void Coordinator::decline_stop(const std::string& why) {
 }
 
 void Coordinator::reconcile_ended() {
-  if (now_ms_ - phase_since_ms_ < kGoodbyeMs &&
+  if (now_ms_ - phase_since_ms_ < kShutdownGraceMs &&
       (!roster_.none_alive() || roster_.awaits_unheard(now_ms_)))
     return;
   exited_ = true;

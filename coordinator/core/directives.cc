@@ -32,13 +32,14 @@ pb::Directive::Goal goal_for(const Directives::Inputs& in,
 
 }  // namespace
 
-Roster::Said Directives::what_to_say(const Inputs& in, const std::string& name,
-                                     const Roster::Member& m) const {
+Roster::DirectiveKey Directives::wanted(const Inputs& in,
+                                        const std::string& name,
+                                        const Roster::Member& m) const {
   const pb::Durable& d = in.view.durable;
-  Roster::Said s{.incarnation = m.report.incarnation(),
-                 .generation = d.generation(),
-                 .goal = goal_for(in, name, m),
-                 .checkpoint_request = checkpoint_request_};
+  Roster::DirectiveKey s{.incarnation = m.report.incarnation(),
+                         .generation = d.generation(),
+                         .goal = goal_for(in, name, m),
+                         .checkpoint_request = checkpoint_request_};
   if (s.goal == pb::Directive::FINISH) {
     s.must_stop = d.finish().must_stop();
     s.save = d.finish().save();
@@ -53,21 +54,21 @@ Roster::Said Directives::what_to_say(const Inputs& in, const std::string& name,
 }
 
 SendDirective Directives::directive_of(const Inputs& in,
-                                       const Roster::Said& said,
+                                       const Roster::DirectiveKey& key,
                                        const std::string& name,
                                        const Roster::Member& m) {
   const pb::Durable& durable = in.view.durable;
   const pb::Job& job = in.options.job;
   SendDirective out;
   pb::Directive& d = out.directive;
-  d.set_generation(said.generation);
-  d.set_goal(said.goal);
-  d.set_checkpoint_request(said.checkpoint_request);
-  if (said.goal == pb::Directive::FINISH) {
-    d.set_must_stop(said.must_stop);
-    d.set_save(said.save);
+  d.set_generation(key.generation);
+  d.set_goal(key.goal);
+  d.set_checkpoint_request(key.checkpoint_request);
+  if (key.goal == pb::Directive::FINISH) {
+    d.set_must_stop(key.must_stop);
+    d.set_save(key.save);
   }
-  if (said.goal == pb::Directive::SHUTDOWN) {
+  if (key.goal == pb::Directive::SHUTDOWN) {
     d.set_reason(failure_of(durable.cause()).text());
     // The job may be resumed. One answer for all: whoever does not keep states
     // removes those of dead workers of its host as well.
@@ -75,13 +76,13 @@ SendDirective Directives::directive_of(const Inputs& in,
                       in.retention.has_unsaved_steps(in.view));
   }
   // Nobody has taken over what a worker holds that leaves a job without ranks.
-  if (said.goal == pb::Directive::LEAVE)
+  if (key.goal == pb::Directive::LEAVE)
     d.set_keep_states((durable.phase() == pb::Durable::WAITING ||
                        durable.phase() == pb::Durable::ABORTING) &&
                       in.retention.holds_unsaved_step(in.view, m));
-  if (said.want_fences) d.set_want_fences(true);
-  if (said.goal == pb::Directive::PREPARE) {
-    if (!assignment_ || assignment_->generation() != said.generation)
+  if (key.want_fences) d.set_want_fences(true);
+  if (key.goal == pb::Directive::PREPARE) {
+    if (!assignment_ || assignment_->generation() != key.generation)
       assignment_ =
           std::make_shared<const pb::Assignment>(durable.assignment());
     out.assignment = assignment_;
@@ -91,7 +92,7 @@ SendDirective Directives::directive_of(const Inputs& in,
   d.set_proof(proof_of(in.options.secret, d.epoch(), d.generation()));
   d.set_seq(++seq_);
   d.set_worker(name);
-  d.set_incarnation(said.incarnation);
+  d.set_incarnation(key.incarnation);
   // What only the page cache has, the workers keep.
   d.set_metrics_acked(in.synced_step);
   d.set_report_every_ms(job.elastic().report_every_ms());
@@ -114,14 +115,14 @@ std::vector<SendDirective> Directives::due(const Inputs& in, Roster* roster) {
   std::vector<SendDirective> out;
   for (const auto& [name, m] : roster->members()) {
     if (!m.reachable()) continue;
-    const Roster::Said said = what_to_say(in, name, m);
+    const Roster::DirectiveKey key = wanted(in, name, m);
     const int64_t resend_ms =
-        kResendMs + (said.goal == pb::Directive::PREPARE ? delivery_ms : 0);
-    if (m.directive_ms >= 0 && said == m.said &&
+        kResendMs + (key.goal == pb::Directive::PREPARE ? delivery_ms : 0);
+    if (m.directive_ms >= 0 && key == m.last_sent &&
         in.view.now_ms - m.directive_ms < resend_ms)
       continue;
-    out.push_back(directive_of(in, said, name, m));
-    roster->note_directive(name, said, in.view.now_ms);
+    out.push_back(directive_of(in, key, name, m));
+    roster->note_directive(name, key, in.view.now_ms);
   }
   return out;
 }

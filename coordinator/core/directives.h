@@ -35,9 +35,9 @@ class Directives {
   std::vector<SendDirective> due(const Inputs& in, Roster* roster);
 
  private:
-  Roster::Said what_to_say(const Inputs& in, const std::string& name,
-                           const Roster::Member& m) const;
-  SendDirective directive_of(const Inputs& in, const Roster::Said& said,
+  Roster::DirectiveKey wanted(const Inputs& in, const std::string& name,
+                              const Roster::Member& m) const;
+  SendDirective directive_of(const Inputs& in, const Roster::DirectiveKey& key,
                              const std::string& name, const Roster::Member& m);
 
   // One sequence for all workers, so that a worker that returns after it was

@@ -79,7 +79,7 @@ std::set<int> add_source(const pb::Assignment& a,
 std::map<std::string, uint64_t> held_while_running(
     const pb::Assignment& a, const geometry::ParamTable& table) {
   std::map<std::string, uint64_t> out;
-  const auto sharding = whole_sharding_of(a);
+  const auto sharding = full_sharding_of(a);
   if (!sharding.ok()) return out;
   Parts parts(table, *sharding);
   const memory::ReplicaPlacement replicas = replicas_of(a);
@@ -144,7 +144,7 @@ void read_each_state_once(pb::Source* source) {
 Shortages find_shortages(const pb::Assignment& a,
                          const geometry::ParamTable& table,
                          const Roster& roster, const pb::Assignment* running) {
-  const auto sharding = whole_sharding_of(a);
+  const auto sharding = full_sharding_of(a);
   if (!sharding.ok()) return {};
   Parts wanted(table, *sharding);
   const std::vector<memory::RankHost> places = memory::places_of(a);
@@ -183,7 +183,7 @@ Shortages find_shortages(const pb::Assignment& a,
 void start_from(const pb::Assignment& running,
                 const geometry::ParamTable& table, pb::Assignment* next) {
   next->clear_source();
-  const auto sharding = whole_sharding_of(running);
+  const auto sharding = full_sharding_of(running);
   if (!sharding.ok()) return;
   Parts parts(table, *sharding);
   std::set<std::string> hosts;  // where a rank can read

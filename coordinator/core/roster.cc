@@ -112,8 +112,8 @@ std::optional<Roster::Changes> Roster::on_report(const pb::Report& r,
   newest.seq = r.seq();
   newest.gone_ms = -1;
   Changes changes;
-  if (alone_)
-    changes.push_back({.kind = MembershipChange::Kind::kHeard,
+  if (isolated_)
+    changes.push_back({.kind = MembershipChange::Kind::kReconnected,
                        .detail = fmt::format(
                            "after {} s", (now_ms - last_heard_ms()) / 1000)});
   if (cut_off_) note_heard(now_ms);
@@ -172,7 +172,7 @@ void Roster::Member::take(const pb::Report& newest, int64_t now_ms) {
   heard_ms = now_ms;
   disconnected_ms = -1;
   cut_off = false;
-  barred.clear();
+  revoked.clear();
 }
 
 std::string Roster::host_of(const pb::Report& r) const {
@@ -240,13 +240,13 @@ std::string Roster::refusal(const pb::Report& r, int64_t now_ms) const {
 }
 
 void Roster::on_disconnect(const std::string& worker, int64_t now_ms,
-                           const std::string& barred) {
+                           const std::string& revoked) {
   const auto it = members_.find(worker);
   if (it == members_.end() || !it->second.alive) return;
-  if (barred.empty())
+  if (revoked.empty())
     it->second.disconnected_ms = it->second.closed_at_ms = now_ms;
   else
-    it->second.barred = barred;
+    it->second.revoked = revoked;
 }
 
 void Roster::on_own_absence(int64_t gap_ms) {
@@ -282,12 +282,12 @@ void Roster::end_generation(const pb::Durable& durable) {
       unreached_.insert(p.name());
 }
 
-void Roster::note_directive(const std::string& worker, const Said& said,
+void Roster::note_directive(const std::string& worker, const DirectiveKey& key,
                             int64_t now_ms) {
   Member& m = members_.at(worker);
-  m.said = said;
+  m.last_sent = key;
   m.directive_ms = now_ms;
-  m.sent_away = m.sent_away || said.goal == pb::Directive::LEAVE;
+  m.sent_away = m.sent_away || key.goal == pb::Directive::LEAVE;
 }
 
 // ----------------------------------------------------------------- queries
@@ -390,7 +390,7 @@ std::string Roster::awaited_text(const pb::Durable& durable,
                                  int64_t now_ms) const {
   constexpr int64_t kSomeTimeMs = 2000;
   std::vector<std::string> all;
-  if (alone_) all.emplace_back("any worker: none is heard");
+  if (isolated_) all.emplace_back("any worker: none is heard");
   for (const auto& [name, m] : members_)
     if (m.alive && m.awaited_since_ms >= 0 &&
         now_ms - m.awaited_since_ms >= kSomeTimeMs)

@@ -1,5 +1,6 @@
 // Roster: the workers that the coordinator knows, as their reports describe
-// them. The one place where a worker is declared dead (expire()).
+// them. The one place where a worker is declared dead (expire(), in
+// roster_expiry.cc).
 //
 // A value without I/O. Methods that change the membership return the changes;
 // the caller announces them. Queries that concern a generation take the durable
@@ -27,7 +28,7 @@ int64_t closed_after_ms(int64_t configured_ms, int64_t dead_after_ms);
 // A rank that the kernel cannot kill must not stop the others for ever.
 inline constexpr int64_t kAwaitedMs = 30'000;
 inline constexpr int64_t kEarlierLifeMs = 10'000;
-inline constexpr int64_t kAloneLimits = 10;
+inline constexpr int64_t kIsolatedLimits = 10;
 
 class Roster {
  public:
@@ -38,8 +39,8 @@ class Roster {
     int64_t since_ms = 0;
     int64_t exited_ms = 0;
   };
-  // What a directive said, to notice a change.
-  struct Said {
+  // What a directive says; it is sent at once when that changes.
+  struct DirectiveKey {
     uint64_t incarnation = 0;
     int64_t generation = 0;
     pb::Directive::Goal goal = pb::Directive::IDLE;
@@ -47,7 +48,7 @@ class Roster {
     bool save = false;
     bool want_fences = false;
     int64_t checkpoint_request = 0;
-    friend bool operator==(const Said&, const Said&) = default;
+    friend bool operator==(const DirectiveKey&, const DirectiveKey&) = default;
   };
   struct Member {
     pb::Report report;  // the newest
@@ -65,13 +66,13 @@ class Roster {
     bool said_leaving = false;  // that it leaves
     bool reported = false;      // to this life of the coordinator
     int reports_in_phase = 0;   // since the current phase began
-    std::string barred;         // why it will not be heard again
+    std::string revoked;        // why it will not be heard again
     std::string death;          // why it is not alive
     // It reports, and does not do what the phase waits for.
     int64_t awaited_since_ms = -1;
     bool given_up = false;             // for that; not alive
     int64_t directive_ms = -1;         // when the last directive was sent
-    Said said;                         // in it
+    DirectiveKey last_sent;            // its key
     std::map<int, Progress> progress;  // by rank
     // A core of its host, if it has reported measurements that can be used; and
     // whether it has reported any, or why there are none.
@@ -95,8 +96,15 @@ class Roster {
   using Members = std::map<std::string, Member>;
 
   struct MembershipChange {
-    // kAlone, kHeard: no worker is heard any more, and some is again.
-    enum class Kind { kLost, kJoined, kReturned, kLeaving, kAlone, kHeard };
+    // kCutOff, kReconnected: no worker is heard any more, and some is again.
+    enum class Kind {
+      kLost,
+      kJoined,
+      kReturned,
+      kLeaving,
+      kCutOff,
+      kReconnected
+    };
     Kind kind = Kind::kJoined;
     std::string worker;
     std::string detail;        // kLost: why; kJoined, kReturned: what it offers
@@ -131,10 +139,10 @@ class Roster {
   std::optional<Changes> on_report(const pb::Report& report,
                                    const pb::Durable& durable,
                                    int64_t silent_ms, int64_t now_ms);
-  // barred: why the worker will not be heard again, so that expire() declares
+  // revoked: why the worker will not be heard again, so that expire() declares
   // it dead at once; "": it may be.
   void on_disconnect(const std::string& worker, int64_t now_ms,
-                     const std::string& barred = "");
+                     const std::string& revoked = "");
   // The coordinator itself did not run for gap_ms, so nobody was silent.
   void on_own_absence(int64_t gap_ms);
   // Nobody could be told what the phase waits for.
@@ -146,7 +154,7 @@ class Roster {
   // When the workers of several hosts fall silent at once, or all connections
   // are closed at once, it is the coordinator that is cut off: then nobody is
   // dead until one of them is heard again or, if the job is to stop, for
-  // kAloneLimits times dead_after_ms. Gives up live workers for which the
+  // kIsolatedLimits times dead_after_ms. Gives up live workers for which the
   // phase waits longer than kAwaitedMs. Such a worker is as good as dead until
   // it is fenced with no rank alive: its states and its claim to the
   // checkpoints are of an older generation.
@@ -162,7 +170,7 @@ class Roster {
   // heard yet.
   void expect_unheard(int64_t until_ms) { unheard_until_ms_ = until_ms; }
   void drain(const std::string& worker) { members_.at(worker).draining = true; }
-  void note_directive(const std::string& worker, const Said& said,
+  void note_directive(const std::string& worker, const DirectiveKey& key,
                       int64_t now_ms);
 
   const Members& members() const { return members_; }
@@ -253,8 +261,8 @@ class Roster {
   // The newest report of every name (its life and number), for some time also
   // of dead workers.
   std::map<std::string, Newest> newest_;
-  bool cut_off_ = false;  // as of the last expire()
-  bool alone_ = false;    // for so long that it was said
+  bool cut_off_ = false;   // as of the last expire()
+  bool isolated_ = false;  // for so long that it was announced
   int64_t last_join_ms_ = 0;
   int64_t last_loss_ms_ = 0;
   int64_t absent_ms_ = 0;

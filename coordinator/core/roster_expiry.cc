@@ -56,7 +56,7 @@ void Roster::note_heard(int64_t now_ms) {
     m.disconnected_ms = -1;
     m.cut_off = true;
   }
-  cut_off_ = alone_ = false;
+  cut_off_ = isolated_ = false;
 }
 
 void Roster::note_gone(const std::string& worker, int64_t now_ms) {
@@ -95,7 +95,7 @@ Roster::CutOff Roster::cut_off(const pb::Durable& durable,
       (last_ms < first_ms || last_ms - first_ms <= kReconnectMs);
   if (at_once) silent.merge(closed_on);
   if (silent.size() < 2 ||
-      (stop && now_ms - last_heard_ms() > kAloneLimits * dead_after_ms))
+      (stop && now_ms - last_heard_ms() > kIsolatedLimits * dead_after_ms))
     return {};
   return {.from_all = true, .closed = at_once};
 }
@@ -136,12 +136,12 @@ Roster::Changes Roster::expire(const pb::Durable& durable,
   const bool ended = terminal(durable.phase());
   const CutOff cut = cut_off(durable, dead_after_ms, now_ms);
   cut_off_ = cut.from_all;
-  const bool was_alone = std::exchange(
-      alone_,
-      cut.from_all && (alone_ || now_ms - last_heard_ms() > dead_after_ms));
-  if (alone_ && !was_alone)
+  const bool was_isolated = std::exchange(
+      isolated_,
+      cut.from_all && (isolated_ || now_ms - last_heard_ms() > dead_after_ms));
+  if (isolated_ && !was_isolated)
     changes.push_back(
-        {.kind = MembershipChange::Kind::kAlone,
+        {.kind = MembershipChange::Kind::kCutOff,
          .detail = fmt::format(
              "no worker is heard for {:.1f} s: the coordinator itself seems to "
              "be cut off; it waits until one is heard again",
@@ -153,15 +153,16 @@ Roster::Changes Roster::expire(const pb::Durable& durable,
       return participates(durable, worker, m.report.incarnation());
     };
     if (m.alive) {
-      const bool goodbye = ended || (m.sent_away && !part());
-      if (!m.barred.empty())
-        m.death = m.barred;
+      const bool leaving_for_good = ended || (m.sent_away && !part());
+      if (!m.revoked.empty())
+        m.death = m.revoked;
       else if (!cut.from_all ||
                (closed(m, dead_after_ms) && (!cut.closed || is_going(m))))
         m.death = death_of(
             m, dead_after_ms,
-            goodbye ? -1
-                    : core::closed_after_ms(closed_after_ms, dead_after_ms),
+            leaving_for_good
+                ? -1
+                : core::closed_after_ms(closed_after_ms, dead_after_ms),
             now_ms);
       if (m.death.empty()) watch_wait(durable, name, now_ms, &m);
       if (!m.death.empty()) {

@@ -62,9 +62,9 @@ bool StateRetention::needs_memory_of(const ClusterView& view,
   if (handed_off_) return false;
   const pb::Source& source = d.assignment().source();
   const bool from_memory = source.kind() == pb::Source::MEMORY;
-  // Also a worker that nobody reads from: until there are replicas of what the
-  // others restored, its state is one. A newer state becomes complete if those
-  // who have the rest of it return before this generation has made a step. What
+  // Before the generation has made a step, not only the holders of its source
+  // are needed: another copy of that state is the only replica of it, and a
+  // newer state becomes complete if those who have the rest of it return. What
   // a worker holds may not be known yet.
   return !m.report.has_inventory() || is_in_memory_of(source, worker) ||
          std::any_of(held.begin(), held.end(), [&](const auto& h) {

@@ -36,7 +36,7 @@ void StepTimes::keep(double seconds, std::deque<double>* in) {
 
 void StepTimes::begin(const geometry::Layout& layout,
                       std::set<std::string> hosts, int64_t lost_steps) {
-  at_ = Mesh{{.layout = layout, .hosts = std::move(hosts)}};
+  at_ = MeasuredMesh{{.layout = layout, .hosts = std::move(hosts)}};
   steps_.clear();
   skip_ = kFirstSteps;
   lost_steps_ = lost_steps;
@@ -57,12 +57,15 @@ void StepTimes::add_step(double seconds, int64_t now_ms) {
   keep(seconds, &steps_);
   if (steps_.size() < kEnoughSteps) return;
   const double now = median({steps_.begin(), steps_.end()});
-  auto it = std::find_if(meshes_.begin(), meshes_.end(), [&](const Mesh& m) {
-    return m.step.layout == at_->step.layout && m.step.hosts == at_->step.hosts;
-  });
+  auto it =
+      std::find_if(meshes_.begin(), meshes_.end(), [&](const MeasuredMesh& m) {
+        return m.step.layout == at_->step.layout &&
+               m.step.hosts == at_->step.hosts;
+      });
   if (it == meshes_.end()) {
-    std::erase_if(meshes_,
-                  [&](const Mesh& m) { return now_ms - m.at_ms >= kKeptMs; });
+    std::erase_if(meshes_, [&](const MeasuredMesh& m) {
+      return now_ms - m.at_ms >= kKeptMs;
+    });
     meshes_.push_back(*at_);
     meshes_.back().step.seconds = now;
     it = std::prev(meshes_.end());
@@ -83,7 +86,7 @@ std::optional<StepTimes::Pause> StepTimes::resume(int64_t now_ms) {
 std::vector<planner::MeasuredStep> StepTimes::measured(
     const std::set<std::string>& hosts, int64_t now_ms) const {
   std::vector<planner::MeasuredStep> out;
-  for (const Mesh& m : meshes_)
+  for (const MeasuredMesh& m : meshes_)
     if (now_ms - m.at_ms < kKeptMs && are_among(hosts, m.step.hosts))
       out.push_back(m.step);
   return out;

@@ -68,7 +68,7 @@ class StepTimes {
   double until_failure_s(int64_t now_ms) const;
 
  private:
-  struct Mesh {
+  struct MeasuredMesh {
     planner::MeasuredStep step;
     int64_t at_ms = 0;  // of the last step
   };
@@ -79,14 +79,14 @@ class StepTimes {
   static void keep(double seconds, std::deque<double>* in);
 
   int64_t began_ms_ = 0;
-  std::optional<Mesh> at_;    // step: of nothing yet
+  std::optional<MeasuredMesh> at_;  // step: of nothing yet
   int skip_ = 0;              // steps of a generation that are not counted
   std::deque<double> steps_;  // of the generation
   std::deque<double> pauses_;
   int64_t interrupted_ms_ = -1;  // since then
   int64_t lost_steps_ = 0;
   int64_t failures_ = 0;
-  std::vector<Mesh> meshes_;
+  std::vector<MeasuredMesh> meshes_;
   std::map<std::set<std::string>, Link> links_;
 };
 

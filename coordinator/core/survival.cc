@@ -45,7 +45,7 @@ geometry::Sharding sharding_of(const pb::Assignment& a) {
                    .shard_group = static_cast<int>(p.zero_shard_group())}};
 }
 
-Result<geometry::Sharding> whole_sharding_of(const pb::Assignment& a) {
+Result<geometry::Sharding> full_sharding_of(const pb::Assignment& a) {
   geometry::Sharding s = sharding_of(a);
   ASSIGN_OR_RETURN(s.bounds,
                    geometry::stage_bounds(jobfile::model_config(a.job()),

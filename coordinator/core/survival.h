@@ -17,7 +17,7 @@ namespace remesh::core {
 geometry::Sharding sharding_of(const pb::Assignment& assignment);
 
 // The same with the bounds. Fails if the model cannot be divided that way.
-Result<geometry::Sharding> whole_sharding_of(const pb::Assignment& assignment);
+Result<geometry::Sharding> full_sharding_of(const pb::Assignment& assignment);
 
 // Which ranks keep replicas of which.
 memory::ReplicaPlacement replicas_of(const pb::Assignment& assignment);

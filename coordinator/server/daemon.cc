@@ -152,7 +152,7 @@ class DaemonImpl : public Daemon {
     server_->limit([this](const wire::Received& r) {
       return rates_.admits(r, monotonic_ms());
     });
-    door_->guard(server_.get(), unix_seconds());
+    door_->attach(server_.get(), unix_seconds());
     RETURN_IF_ERROR(rundir::write_job(*files_->fs, options_.job,
                                       options_.run_dir, run_id_));
     ASSIGN_OR_RETURN(address_,
@@ -283,7 +283,7 @@ class DaemonImpl : public Daemon {
 
   void refuse(const wire::Received& r, const pb::Refusal& why) {
     if (server_->is_connected(r.peer) && refused_.insert(r.peer).second)
-      if (auto e = door_->tell_refused(r.envelope, why, unix_seconds()))
+      if (auto e = door_->refusal_event(r.envelope, why, unix_seconds()))
         execute({core::EmitEvent{std::move(*e)}});
     server_->send(r.peer, answer_to_refused(r.envelope, why));
   }

@@ -62,7 +62,7 @@ void DirectiveSender::send_again(Place& place, int64_t now_ms) {
   place.sent->directive.set_seq(++seq_);
   place.sent_ms = now_ms;
   pb::Envelope out;
-  *out.mutable_directive() = place.sent->whole();
+  *out.mutable_directive() = place.sent->with_assignment();
   send(place, std::move(out));
 }
 

@@ -103,7 +103,7 @@ std::optional<wire::ServerKeys> Door::server_keys() {
                           }};
 }
 
-void Door::guard(wire::Server* server, double unix_s) {
+void Door::attach(wire::Server* server, double unix_s) {
   server_ = server;
   if (!no_auth()) {
     publish(unix_s);
@@ -174,7 +174,7 @@ std::vector<std::string> Door::refresh(double unix_s) {
   changed = forget_joined(unix_s) || changed;
   if (look_ && look_->done) {
     const auto found = std::exchange(look_, nullptr);
-    ++looks_;
+    ++scans_;
     if (found->result.stamp != stamp_) {
       changed = true;
       const std::string before = problem_;
@@ -321,9 +321,9 @@ core::Claim Door::claim(const std::string& key,
                                                  : core::Claim::kNone;
 }
 
-std::optional<pb::EventRecord> Door::tell_refused(const pb::Envelope& said,
-                                                  const pb::Refusal& why,
-                                                  double unix_s) {
+std::optional<pb::EventRecord> Door::refusal_event(const pb::Envelope& said,
+                                                   const pb::Refusal& why,
+                                                   double unix_s) {
   const std::string name = limits::printable(worker_of(said), kMostName);
   if (options_.log)
     options_.log->warn("refused",

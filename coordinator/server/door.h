@@ -48,11 +48,11 @@ class Door {
   // For Server::bind; uses the door while the server lives.
   std::optional<wire::ServerKeys> server_keys();
   // Lets in who is allowed, from now on.
-  void guard(wire::Server* server, double unix_s);
+  void attach(wire::Server* server, double unix_s);
   // Has another thread look whether the keys changed, and reads them again.
   // Returns those that have lost their right since the last call.
   std::vector<std::string> refresh(double unix_s);
-  int looks() const { return looks_; }  // that refresh() has finished
+  int scans() const { return scans_; }  // that refresh() has finished
   // Why the keys could not be read again, "" if they could; those that were
   // read before count until then.
   const std::string& problem() const { return problem_; }
@@ -67,9 +67,9 @@ class Door {
   // The right of `key` to a worker name that `owner` registered.
   core::Claim claim(const std::string& key, const std::string& owner) const;
   // Logs a refusal. The event of a refused worker, at most one a second.
-  std::optional<pb::EventRecord> tell_refused(const pb::Envelope& said,
-                                              const pb::Refusal& why,
-                                              double unix_s);
+  std::optional<pb::EventRecord> refusal_event(const pb::Envelope& said,
+                                               const pb::Refusal& why,
+                                               double unix_s);
 
  private:
   struct Member {
@@ -99,7 +99,7 @@ class Door {
   wire::KeyPair own_;
   wire::Server* server_ = nullptr;
   std::shared_ptr<Background<Files>> look_;  // that is under way
-  int looks_ = 0;
+  int scans_ = 0;
   std::string stamp_;
   // By job secret. A worker sends one when its connection breaks.
   core::RateLimit tickets_{50, 5000};

@@ -43,10 +43,11 @@ class MessageRates {
   bool should_tell(uint64_t others, int64_t now_ms) {
     constexpr int64_t kEveryMs = 60'000;
     const uint64_t dropped = others + over_rate();
-    if (dropped == told_ || (told_ > 0 && now_ms - told_ms_ < kEveryMs))
+    if (dropped == announced_ ||
+        (announced_ > 0 && now_ms - announced_ms_ < kEveryMs))
       return false;
-    told_ = dropped;
-    told_ms_ = now_ms;
+    announced_ = dropped;
+    announced_ms_ = now_ms;
     return true;
   }
 
@@ -54,8 +55,8 @@ class MessageRates {
   core::RateLimit connections_{kMessagesPerS, 2 * kMessagesPerS};
   core::RateLimit sources_{kMessagesPerSOfSource, 2 * kMessagesPerSOfSource};
   core::RateLimit commands_{kCommandsPerSOfSource, 2 * kCommandsPerSOfSource};
-  uint64_t told_ = 0;
-  int64_t told_ms_ = 0;
+  uint64_t announced_ = 0;
+  int64_t announced_ms_ = 0;
 };
 
 }  // namespace remesh::server

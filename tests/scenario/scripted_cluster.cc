@@ -206,7 +206,8 @@ void ScriptedCluster::act(const core::Action& action) {
     const std::string text = directive_text(s->directive);
     if (w.told != text) say(text);
     w.told = text;
-    to_worker(s->directive.worker(), agent::DirectiveReceived{s->whole()});
+    to_worker(s->directive.worker(),
+              agent::DirectiveReceived{s->with_assignment()});
   } else if (const auto* f = std::get_if<core::SendFence>(&action)) {
     to_worker(f->worker, agent::FenceOutReceived{f->fence});
   } else if (const auto* r = std::get_if<core::Respond>(&action)) {

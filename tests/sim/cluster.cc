@@ -401,7 +401,7 @@ void Cluster::do_action(const core::Action& action) {
     write([this, d = p->durable] { put_into_journal(d); });
   } else if (const auto* s = std::get_if<core::SendDirective>(&action)) {
     check_directive(s->directive);
-    pb::Directive directive = s->whole();
+    pb::Directive directive = s->with_assignment();
     if (options_.reword) for_each_sentence(&directive, reworded);
     hold(directive);
   } else if (const auto* f = std::get_if<core::SendFence>(&action)) {

@@ -23,7 +23,7 @@ struct Serialized {
     return serialized(a.durable, sentences);
   }
   std::string operator()(const core::SendDirective& a) const {
-    return serialized(a.whole(), sentences);
+    return serialized(a.with_assignment(), sentences);
   }
   std::string operator()(const core::SendFence& a) const {
     return a.worker + a.fence.SerializeAsString();

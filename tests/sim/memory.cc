@@ -47,7 +47,7 @@ const StateMemory::Record* StateMemory::find(int64_t generation, int64_t step,
 }
 
 geometry::Sharding trainer_sharding(const pb::Assignment& assignment) {
-  const auto s = core::whole_sharding_of(assignment);
+  const auto s = core::full_sharding_of(assignment);
   CHECK(s.ok());
   return *s;
 }

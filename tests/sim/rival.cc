@@ -87,7 +87,7 @@ void Cluster::drive_rival(const core::Input& event) {
       metrics_.push_back(m->metrics);
       ++rival_lines_;
     } else if (const auto* s = std::get_if<core::SendDirective>(&a)) {
-      pb::Directive d = s->whole();
+      pb::Directive d = s->with_assignment();
       d.set_seq(++mail_seq_);
       deliver_to_worker(d.worker(), agent::DirectiveReceived{d});
     } else if (const auto* f = std::get_if<core::SendFence>(&a)) {

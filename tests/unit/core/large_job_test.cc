@@ -128,7 +128,7 @@ TEST(Directives, OfAGenerationShareItsPlan) {
   for (const SendDirective& s : all_of<SendDirective>(actions)) {
     if (s.directive.goal() != pb::Directive::PREPARE) continue;
     EXPECT_FALSE(s.directive.has_assignment());
-    EXPECT_EQ(s.whole().assignment().SerializeAsString(), plan);
+    EXPECT_EQ(s.with_assignment().assignment().SerializeAsString(), plan);
     plans.insert(s.assignment.get());
     told.insert(s.directive.worker());
   }

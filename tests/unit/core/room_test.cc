@@ -51,7 +51,7 @@ class RoomTest : public ::testing::Test {
   }
 
   int64_t elements(const pb::Assignment& a, int rank) const {
-    const auto s = whole_sharding_of(a);
+    const auto s = full_sharding_of(a);
     const auto shard = geometry::make_rank_shard(table_, *s, rank);
     return shard->zero.state_elements();
   }
@@ -62,7 +62,7 @@ class RoomTest : public ::testing::Test {
     pb::StateHolding* h = source->add_states();
     source->set_kind(pb::Source::MEMORY);
     h->set_rank(rank);
-    *h->mutable_sharding() = manifest::sharding_info(*whole_sharding_of(a));
+    *h->mutable_sharding() = manifest::sharding_info(*full_sharding_of(a));
     h->set_elements(elements(a, rank));
     h->set_worker(worker);
     h->set_host("host-" + worker);

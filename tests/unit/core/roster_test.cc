@@ -125,8 +125,7 @@ TEST(Roster, TwoMachinesOfOneNameAreTwoHosts) {
   EXPECT_EQ(join("c", 0x1111), "node");
   EXPECT_EQ(join("d", 0x5'2222'3333), "node-22223333");
   // It keeps the name, and those that come later have it too.
-  for (const char* gone : {"a", "c"})
-    roster.on_disconnect(gone, 0, "gone");
+  for (const char* gone : {"a", "c"}) roster.on_disconnect(gone, 0, "gone");
   (void)roster.expire(d, kDeadMs, 10);
   ASSERT_EQ(roster.members().size(), 2u);
   EXPECT_EQ(on_machine("b", 0x5'2222'3333, roster, 2).host(), "node-22223333");
@@ -291,10 +290,10 @@ TEST(Roster, SilenceOnAllHostsKillsNobody) {
   heard("a", 1, 900);
   const auto changes = roster.expire(d, kDeadMs, 900 + kDeadMs + 1);
   ASSERT_EQ(changes.size(), 1u);
-  EXPECT_EQ(changes[0].kind, Kind::kAlone);
+  EXPECT_EQ(changes[0].kind, Kind::kCutOff);
   const auto back = heard("a", 2, 6000);
   ASSERT_TRUE(back);
-  EXPECT_EQ(back->front().kind, Kind::kHeard);
+  EXPECT_EQ(back->front().kind, Kind::kReconnected);
   heard("a", 3, 6000 + kDeadMs);
   EXPECT_TRUE(roster.expire(d, kDeadMs, 6000 + kDeadMs).empty())
       << "the other one had no time to be heard";
@@ -347,9 +346,9 @@ TEST(Roster, ConnectionsThatAreClosedAtOnceKillNobody) {
         if (change.kind == Kind::kLost) ++lost;
     EXPECT_EQ(lost, c == kAll ? 0 : 2) << c;
     if (c != kAll) continue;
-    EXPECT_EQ(roster.expire(d, kDeadMs, kDeadMs + 1).at(0).kind, Kind::kAlone);
+    EXPECT_EQ(roster.expire(d, kDeadMs, kDeadMs + 1).at(0).kind, Kind::kCutOff);
     EXPECT_TRUE(roster.expire(d, kDeadMs, 3'600'000).empty());
-    EXPECT_EQ(hear("a", 2, 3'600'001)->front().kind, Kind::kHeard);
+    EXPECT_EQ(hear("a", 2, 3'600'001)->front().kind, Kind::kReconnected);
     hear("a", 3, 3'600'001 + kDeadMs);
     EXPECT_TRUE(roster.expire(d, kDeadMs, 3'600'001 + kDeadMs).empty());
     EXPECT_FALSE(roster.expire(d, kDeadMs, 3'600'002 + kDeadMs).empty());
@@ -364,7 +363,7 @@ TEST(Roster, ConnectionsThatEndAfterACutOffKillNobody) {
   for (const char* name : {"a", "b"})
     roster.on_report(report(name, 1), d, kSilentMs, 0);
   const int64_t back = 2 * kDeadMs;
-  EXPECT_EQ(roster.expire(d, kDeadMs, back).at(0).kind, Kind::kAlone);
+  EXPECT_EQ(roster.expire(d, kDeadMs, back).at(0).kind, Kind::kCutOff);
   roster.on_report(report("b", 2), d, kSilentMs, back);
   roster.on_disconnect("a", back + 10);
   EXPECT_TRUE(roster.expire(d, kDeadMs, back + kDeadMs / 2).empty());
@@ -398,7 +397,7 @@ TEST(Roster, AdoptedParticipantsHaveTimeToReport) {
   roster.adopt(two, 3000);
   const auto changes = roster.expire(two, kDeadMs, 3001 + kDeadMs);
   ASSERT_EQ(changes.size(), 1u);
-  EXPECT_EQ(changes[0].kind, Kind::kAlone);
+  EXPECT_EQ(changes[0].kind, Kind::kCutOff);
 }
 
 TEST(Roster, AStepIsCommittedWhenEveryRankCommittedIt) {

@@ -53,7 +53,7 @@ class DoorTest : public ::testing::Test {
     server_ =
         std::move(wire::Server::bind("tcp://127.0.0.1:0", door_->server_keys()))
             .value();
-    door_->guard(server_.get(), now);
+    door_->attach(server_.get(), now);
   }
   // Adds a key to the list; returns its public key.
   std::string allow(const std::string& role, const std::string& name,
@@ -81,7 +81,7 @@ class DoorTest : public ::testing::Test {
   // What the door does at that time once it has looked at its files.
   std::vector<std::string> refresh(double now) {
     std::vector<std::string> gone;
-    for (const int before = door_->looks(); door_->looks() == before;) {
+    for (const int before = door_->scans(); door_->scans() == before;) {
       for (std::string& key : door_->refresh(now))
         gone.push_back(std::move(key));
       usleep(1000);
