@@ -84,7 +84,9 @@ struct Persist {
 };
 // Send with_assignment() to directive.worker().
 struct SendDirective {
-  pb::Directive directive;  // without its assignment, which is large
+  // Without its assignment, which is large, and without its number, which it
+  // gets when it is sent, each time.
+  pb::Directive directive;
   // That of a generation is shared by the directives of all workers.
   std::shared_ptr<const pb::Assignment> assignment;  // with PREPARE
 

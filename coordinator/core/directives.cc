@@ -90,7 +90,6 @@ SendDirective Directives::directive_of(const Inputs& in,
   wire::set_protocol(in.options.protocol, &d);
   d.set_epoch(durable.epoch());
   d.set_proof(proof_of(in.options.secret, d.epoch(), d.generation()));
-  d.set_seq(++seq_);
   d.set_worker(name);
   d.set_incarnation(key.incarnation);
   // What only the page cache has, the workers keep.

@@ -40,9 +40,6 @@ class Directives {
   SendDirective directive_of(const Inputs& in, const Roster::DirectiveKey& key,
                              const std::string& name, const Roster::Member& m);
 
-  // One sequence for all workers, so that a worker that returns after it was
-  // declared dead never sees the numbers go backwards.
-  uint64_t seq_ = 0;
   int64_t checkpoint_request_ = 0;                    // number of the last one
   std::shared_ptr<const pb::Assignment> assignment_;  // prepared last
 };

@@ -63,8 +63,8 @@ class DirectiveSender {
   const Outbox& outbox_;
   const std::string job_;
   std::map<std::string, Place> places_;  // by worker
-  // Directives are numbered here, because the core may have numbered what
-  // follows before one is sent again.
+  // One sequence for all workers, so that a worker that returns after it was
+  // declared dead never sees the numbers go backwards.
   uint64_t seq_ = 0;
 };
 

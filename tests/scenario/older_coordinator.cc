@@ -49,8 +49,7 @@ void ScriptedCluster::drive_older(const core::Input& event) {
       say(fmt::format("metrics step {} g{}, by the older coordinator",
                       m->metrics.step(), m->metrics.generation()));
     } else if (const auto* s = std::get_if<core::SendDirective>(&a)) {
-      to_worker(s->directive.worker(),
-                agent::DirectiveReceived{s->with_assignment()});
+      to_worker(*s);
     }
   }
 }

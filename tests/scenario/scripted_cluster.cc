@@ -206,8 +206,7 @@ void ScriptedCluster::act(const core::Action& action) {
     const std::string text = directive_text(s->directive);
     if (w.told != text) say(text);
     w.told = text;
-    to_worker(s->directive.worker(),
-              agent::DirectiveReceived{s->with_assignment()});
+    to_worker(*s);
   } else if (const auto* f = std::get_if<core::SendFence>(&action)) {
     to_worker(f->worker, agent::FenceOutReceived{f->fence});
   } else if (const auto* r = std::get_if<core::Respond>(&action)) {
@@ -267,6 +266,12 @@ void ScriptedCluster::to_worker(const std::string& name, agent::Event event) {
     return;
   }
   messages_.push_back([this, &w, event] { drive(w, event); });
+}
+
+void ScriptedCluster::to_worker(const core::SendDirective& s) {
+  pb::Directive d = s.with_assignment();
+  d.set_seq(++directive_seq_);
+  to_worker(s.directive.worker(), agent::DirectiveReceived{std::move(d)});
 }
 
 // ----------------------------------------------------------------- workers

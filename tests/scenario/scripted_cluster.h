@@ -123,6 +123,7 @@ class ScriptedCluster {
   void act(Worker& w, const agent::Action& action);
   void to_coordinator(Worker& w, core::Input event);
   void to_worker(const std::string& name, agent::Event event);
+  void to_worker(const core::SendDirective& s);  // gives it its number
   void spawn(Worker& w, const pb::Assignment& a);
   void complete_fence(Worker& w, const agent::CompleteFence& f);
   void end_rank(Worker& w, Rank& r, int code, int signal,
@@ -152,6 +153,7 @@ class ScriptedCluster {
   std::string output_;
   pb::Job job_;
   std::unique_ptr<core::Coordinator> coordinator_;
+  uint64_t directive_seq_ = 0;
   // One that was stopped when the other was started, its mail, the length of
   // metrics.jsonl as it knows it, and the workers it hears again.
   std::unique_ptr<core::Coordinator> older_;
