@@ -55,14 +55,11 @@ struct CommandReceived {
 // A committed checkpoint whose manifest verified.
 struct CheckpointInfo {
   int64_t step = 0;
-  int64_t generation = 0;  // that wrote it; 0 if unknown
+  int64_t generation = 0;  // that wrote it; 0: it was imported
   std::string path;
   // Metrics of the last steps up to and including `step`, in order.
   std::vector<pb::StepMetrics> recent;
 };
-// The generation that wrote the checkpoint, if necessary by its metrics; 0 if
-// unknown.
-int64_t generation_of(const CheckpointInfo& checkpoint);
 
 // The answer to ScanCheckpoints.
 struct CheckpointsScanned {

@@ -31,8 +31,9 @@ void Coordinator::plan(const CheckpointsScanned& scan) {
     restore_steps(newest.generation, newest.step, number);
   if (ledger_.last_finished() > total_steps())
     return end_finished_job(newest.why);
-  if (const auto* last = recovery_.final_checkpoint(in)) {
-    restore_steps(generation_of(*last), last->step, number);
+  const StateChoice end = recovery_.saved_end(in);
+  if (end.kind == pb::Source::CHECKPOINT) {
+    restore_steps(end.generation, end.step, number);
     return terminate(pb::Durable::DONE, "");
   }
   const auto wanted = policy_.place(now);

@@ -67,6 +67,16 @@ std::string damage_text(const Recovery::Inputs& in) {
   return out;
 }
 
+Inventory saved_states(const Recovery::Inputs& in) {
+  Inventory out;
+  for (const CheckpointInfo& c : in.scan.valid)
+    if (!refuses(in.view.durable.refusals(), c.path))
+      out.checkpoints.push_back({c.step, c.generation, c.path});
+  out.first_steps = in.ledger.first_steps();
+  out.last_finished = in.ledger.last_finished();
+  return out;
+}
+
 bool holds(const Roster::Member& m, const pb::StateHolding& wanted) {
   const auto& held = m.report.holdings();
   return std::any_of(held.begin(), held.end(), [&](const auto& h) {
@@ -98,7 +108,7 @@ int64_t newest_generation(const CheckpointsScanned& scan, int64_t journaled) {
     if (other <= limits::kMaxNumber) newest = std::max(newest, other);
   };
   take(scan.claimed);
-  for (const CheckpointInfo& c : scan.valid) take(generation_of(c));
+  for (const CheckpointInfo& c : scan.valid) take(c.generation);
   return newest;
 }
 
@@ -204,15 +214,10 @@ Recovery::Recovery(const pb::Job& job,
     : job_(job), table_(std::move(table)) {}
 
 Recovery::Candidates Recovery::gather(const Inputs& in) const {
-  Candidates out;
+  Candidates out{.inventory = saved_states(in)};
   Inventory& inventory = out.inventory;
-  for (const CheckpointInfo& c : in.scan.valid)
-    if (!refuses(in.view.durable.refusals(), c.path))
-      inventory.checkpoints.push_back({c.step, generation_of(c), c.path});
-  inventory.first_steps = in.ledger.first_steps();
   for (const pb::Refusals::State& s : in.view.durable.refusals().states())
     inventory.refused.emplace(s.generation(), s.step());
-  inventory.last_finished = in.ledger.last_finished();
   // Without states in memory the newest checkpoint is all there is.
   if (!table_) return out;
   for (const auto& [name, m] : in.view.roster.members()) {
@@ -257,13 +262,12 @@ StateChoice Recovery::newest(const Inputs& in) const {
   return choose(gather(in), in, {});
 }
 
-const CheckpointInfo* Recovery::final_checkpoint(const Inputs& in) const {
-  for (const CheckpointInfo& c : in.scan.valid)
-    if (c.step == job_.train().steps() &&
-        !refuses(in.view.durable.refusals(), c.path) &&
-        abandoned_by(in.ledger.first_steps(), c.generation, c.step) == 0)
-      return &c;
-  return nullptr;
+StateChoice Recovery::saved_end(const Inputs& in) const {
+  Inventory inventory = saved_states(in);
+  std::erase_if(inventory.checkpoints, [&](const CheckpointInfo& c) {
+    return c.step != job_.train().steps();
+  });
+  return choose_state(nullptr, inventory);
 }
 
 // Why initial weights would discard what was trained: checkpoints exist and

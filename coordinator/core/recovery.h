@@ -107,8 +107,10 @@ class Recovery {
 
   // The newest state, on whatever hosts.
   StateChoice newest(const Inputs& in) const;
-  // The checkpoint that holds the state of the last step, if there is one.
-  const CheckpointInfo* final_checkpoint(const Inputs& in) const;
+  // The checkpoint of the last step, with which the job is done, whatever is
+  // newer in memory or has a gap in its metrics; initial weights: there is
+  // none.
+  StateChoice saved_end(const Inputs& in) const;
 
  private:
   struct Candidates;  // what may be restored

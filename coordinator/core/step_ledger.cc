@@ -8,11 +8,6 @@
 
 namespace remesh::core {
 
-int64_t generation_of(const CheckpointInfo& c) {
-  if (c.generation != 0 || c.recent.empty()) return c.generation;
-  return c.recent.back().generation();
-}
-
 StepLedger::StepLedger(int64_t last_finished,
                        const std::vector<pb::StepMetrics>& recent,
                        std::vector<FirstStep> first_steps)
@@ -63,7 +58,7 @@ std::vector<pb::StepMetrics> StepLedger::before(
   const CheckpointInfo* newest = nullptr;
   for (const CheckpointInfo& c : checkpoints)
     if (c.step <= step && (newest == nullptr || c.step > newest->step) &&
-        abandoned_by(first_steps_, generation_of(c), c.step) == 0)
+        abandoned_by(first_steps_, c.generation, c.step) == 0)
       newest = &c;
   Steps known;
   const auto add = [&](const pb::StepMetrics& m) {

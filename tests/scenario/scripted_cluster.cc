@@ -240,7 +240,11 @@ core::CheckpointsScanned ScriptedCluster::scan() const {
       s.invalid_steps.push_back(step);
       continue;
     }
-    s.valid.push_back({.step = step, .path = path, .recent = recent});
+    s.valid.push_back(
+        {.step = step,
+         .generation = recent.empty() ? 0 : recent.back().generation(),
+         .path = path,
+         .recent = recent});
   }
   return s;
 }

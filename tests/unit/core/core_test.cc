@@ -159,9 +159,8 @@ TEST(Numbers, ContinueAboveThoseOfTheCheckpoints) {
   CheckpointsScanned claimed;
   claimed.claimed = 7;
   CheckpointsScanned recorded;
-  recorded.valid = {{.step = 3, .path = "step-3", .recent = {{}}}};
-  recorded.valid[0].recent[0].set_generation(7);
-  recorded.valid[0].recent[0].set_step(3);
+  recorded.valid = {
+      {.step = 3, .generation = 7, .path = "step-3", .recent = {}}};
   for (const CheckpointsScanned& scan : {claimed, recorded}) {
     OneWorker w;
     w.run(scan);
