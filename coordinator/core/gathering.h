@@ -13,6 +13,7 @@
 #include "coordinator/core/failure_budget.h"
 #include "coordinator/core/mesh_policy.h"
 #include "coordinator/core/recovery.h"
+#include "coordinator/core/room.h"
 #include "coordinator/core/state_retention.h"
 
 namespace remesh::core {
@@ -23,6 +24,7 @@ class Gathering {
   struct Wait {
     pb::JobStatus::WaitReason reason = pb::JobStatus::NOTHING;
     std::string text;
+    Shortages short_of;  // SHARED_MEMORY
   };
   struct Next {
     bool scan = false;

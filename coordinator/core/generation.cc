@@ -71,8 +71,11 @@ void Coordinator::wait_for_room(const Plan& plan) {
     decline_stop(text);
     persist();
   }
-  if (text != gathering_.waiting_for().text)
-    wait_for(pb::JobStatus::SHARED_MEMORY, text);
+  // Not again where only the bytes have changed.
+  const bool said =
+      same_hosts(gathering_.waiting_for().short_of, plan.short_of);
+  gathering_.wait_for({pb::JobStatus::SHARED_MEMORY, text, plan.short_of});
+  if (!said) emit(events::kWaitingForRoom, {.detail = text});
 }
 
 void Coordinator::begin_generation(
@@ -102,7 +105,7 @@ void Coordinator::begin_generation(
 void Coordinator::wait_for(pb::JobStatus::WaitReason reason,
                            const std::string& what) {
   if (what.empty()) return;
-  gathering_.wait_for({reason, what});
+  gathering_.wait_for({reason, what, {}});
   emit(reason == pb::JobStatus::WORKERS          ? events::kWaiting
        : reason == pb::JobStatus::FINISHED_STEPS ? events::kWaitingForState
                                                  : events::kWaitingForRoom,
