@@ -322,6 +322,7 @@ bool Cordoning::after_step(bool first) {
   const std::set<std::string> hosts = hosts_with_ranks(in_.view.durable);
   // Not worth a write of its own: a step after a restart shows it again.
   in_.faults->mutable_proven()->Assign(hosts.begin(), hosts.end());
+  if (first) begin_training(hosts, in_.unix_s, in_.faults);
   if (!failed) return false;
   std::set<std::string> workers;
   for (const pb::RankPlace& p : in_.view.durable.assignment().ranks())

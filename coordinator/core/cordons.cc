@@ -17,7 +17,8 @@ constexpr double kFirstLinkCordonS = 120;  // a failure costs a time limit
 constexpr double kCordonPerCost = 10;
 constexpr double kLongestCordonS = 3600;
 constexpr int64_t kFailuresAtStart = 2;
-// Ranks that die while they train, each soon after the one before.
+// Ranks that die while they train, each soon after the first step since the one
+// before.
 constexpr int64_t kFailuresInTraining = 4;
 constexpr double kSoonS = 60;
 // Losses of a host closer to each other than this are counted together.
@@ -369,6 +370,13 @@ bool uncordon(const std::string& host, pb::HostFaults* faults) {
     return c.host() == host || c.peer() == host;
   });
   return true;
+}
+
+void begin_training(const std::set<std::string>& hosts, double now_s,
+                    pb::HostFaults* faults) {
+  for (pb::Cordon& c : *faults->mutable_suspects())
+    if (c.in_training() && hosts.contains(c.host()))
+      c.set_until(std::max(c.until(), now_s + kSoonS));
 }
 
 bool clear_suspects(const std::set<std::string>& hosts,

@@ -119,6 +119,10 @@ std::vector<pb::Cordon> end_cordons(double now_s, pb::HostFaults* faults);
 bool end_cordon(const std::string& host, pb::HostFaults* faults);
 // The same, and forgets its failures; false if it had no cordon.
 bool uncordon(const std::string& host, pb::HostFaults* faults);
+// A mesh with ranks on these hosts has finished its first step: deaths soon
+// after it continue their rows there.
+void begin_training(const std::set<std::string>& hosts, double now_s,
+                    pb::HostFaults* faults);
 // A mesh with ranks on these workers of these hosts has finished a step.
 // Returns whether a count was cleared.
 bool clear_suspects(const std::set<std::string>& hosts,

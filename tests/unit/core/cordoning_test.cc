@@ -21,6 +21,7 @@ class CordoningTest : public ::testing::Test {
     return Cordoning({.view = {.roster = roster_, .durable = durable_},
                       .policy = policy_,
                       .elastic = job_.elastic(),
+                      .unix_s = unix_s_,
                       .faults = durable_.mutable_host_faults()});
   }
   Consequence after(const Failure& f) {
@@ -40,6 +41,7 @@ class CordoningTest : public ::testing::Test {
   Roster roster_;
   pb::Durable durable_;
   Cordoning::Changes changes_;
+  double unix_s_ = 0;
   uint64_t seq_ = 0;
 };
 
@@ -121,6 +123,28 @@ TEST_F(CordoningTest, TwoWorkersThatFailTogetherCountOnceOnTheirHost) {
   after(f);
   ASSERT_EQ(durable_.host_faults().suspects_size(), 1);
   EXPECT_EQ(durable_.host_faults().suspects(0).failures(), 1);
+}
+
+// However long the generations between take to start.
+TEST_F(CordoningTest, DeathsSoonAfterTheFirstStepCordon) {
+  hear_all({"a", "b"});
+  Failure death = kNoStart;
+  death.at_start = false;
+  for (int i = 1; i <= 4; ++i) {
+    unix_s_ += 1000;
+    EXPECT_FALSE(cordoning().after_step(/*first=*/true));
+    unix_s_ += 1;
+    EXPECT_EQ(after(death),
+              i == 4 ? Consequence::kCordoned : Consequence::kSuspected);
+  }
+  EXPECT_EQ(begun(), Hosts{"host-a"});
+  durable_.clear_host_faults();
+  after(death);
+  EXPECT_FALSE(cordoning().after_step(/*first=*/true));
+  EXPECT_EQ(durable_.host_faults().suspects_size(), 1);
+  unix_s_ += 100;
+  EXPECT_TRUE(cordoning().after_step(/*first=*/false));
+  EXPECT_EQ(durable_.host_faults().suspects_size(), 0) << "it trained";
 }
 
 // All links of three hosts are bad: each is cordoned in turn, but not for ever.
