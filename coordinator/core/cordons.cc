@@ -127,7 +127,7 @@ std::vector<Site> sites_of(const Failure& f, const ClusterView& view) {
       others_are_well |= worker_is_well(named);
     }
     // What the host lacks, and its connection, concern all of its workers.
-    if (f.at_start && !f.silent && code_of(f) == 0 && !failed.empty() &&
+    if (!f.silent && code_of(f) == 0 && !failed.empty() &&
         ((others_are_well && !in_turn) || known_bad(failed)))
       out.insert(out.end(), failed.begin(), failed.end());
     else

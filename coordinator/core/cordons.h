@@ -1,13 +1,13 @@
 // Cordons: hosts that get no ranks for a while because of what failed there.
 //
-// Failures are counted by site (HostFaults.suspects): by host or, if a worker
-// fails to start its ranks beside others of its host that have not failed, by
-// worker. Enough of them in a row cordon the site (HostFaults.cordons), after a
-// failed start for at least ten times as long as that took; the next failure
-// after the cordon has ended cordons it again, for twice as long. The first
-// finished step of a mesh with ranks there clears the count. A cordon with a
-// peer concerns the link between two hosts: either host alone is well, so one
-// of them is enough.
+// Failures are counted by site (HostFaults.suspects): by host or, if ranks of a
+// worker fail beside others of its host that have not failed, by worker. Enough
+// of them in a row cordon the site (HostFaults.cordons), after a failed start
+// for at least ten times as long as that took; the next failure after the
+// cordon has ended cordons it again, for twice as long. The first finished step
+// of a mesh with ranks there clears the count. A cordon with a peer concerns
+// the link between two hosts: either host alone is well, so one of them is
+// enough.
 //
 // Hosts that took part in the newest generation that made a step are proven.
 // What fails at the start of a mesh that adds others is put down to the others.

@@ -82,7 +82,8 @@ TEST(Blame, OnlyTheWorkerIsBlamedIfOthersOfItsHostAreWell) {
   EXPECT_EQ(f.sites(failure), std::vector<std::string>{"h"});
   failure.silent = false;
   failure.at_start = false;
-  EXPECT_EQ(f.sites(failure), std::vector<std::string>{"h"});
+  EXPECT_EQ(f.sites(failure), std::vector<std::string>{"worker w on h"})
+      << "in training, too";
   failure.at_start = true;
   failure.workers = {"v", "w"};
   EXPECT_EQ(f.sites(failure), std::vector<std::string>{"h"}) << "both failed";
