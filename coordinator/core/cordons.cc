@@ -82,6 +82,19 @@ bool are_new(const std::vector<Site>& sites, const pb::Durable& durable) {
                       [&](const Site& s) { return is_proven(faults, s.host); });
 }
 
+// Whether ranks now die in training on at least as many hosts, this one among
+// them, as there are others in the mesh.
+bool die_everywhere(const std::string& host, double now_s,
+                    const pb::HostFaults& faults) {
+  std::set<std::string> hosts = {host};
+  for (const pb::Cordon& c : faults.suspects())
+    if (c.in_training() && now_s <= c.until()) hosts.insert(c.host());
+  const auto well =
+      std::count_if(faults.proven().begin(), faults.proven().end(),
+                    [&](const auto& h) { return !hosts.contains(h); });
+  return std::ssize(hosts) >= well;
+}
+
 // Whether the state did not load on the taker's host alone, so that others may
 // load it. A second host that cannot load it shows that it is the state, if
 // there is another one as new.
@@ -304,9 +317,11 @@ int64_t failures_of(const pb::HostFaults& faults, const Site& site) {
 int64_t suspect(const Site& site, const Failure& failure, double remembered_s,
                 double now_s, pb::HostFaults* faults) {
   auto* all = faults->mutable_suspects();
+  const bool ends_rows =
+      site.in_training && die_everywhere(site.host, now_s, *faults);
   erase_if(all, [&](const pb::Cordon& c) {
     return now_s - c.until() > kForgottenS ||
-           (site.in_training && c.in_training() && c.host() != site.host);
+           (ends_rows && c.in_training() && c.host() != site.host);
   });
   auto it = find_suspect(*all, site);
   if (it == all->end()) {

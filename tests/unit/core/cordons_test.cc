@@ -330,6 +330,23 @@ TEST(Cordon, DeathsInTrainingAreCountedApart) {
   EXPECT_EQ(failures_of(faults, h), 0) << "another host's rank died";
 }
 
+TEST(Cordon, DeathsInTrainingOfFewHostsDoNotEndEachOthersRows) {
+  pb::HostFaults faults;
+  for (const char* host : {"a", "b", "c", "d", "e"}) faults.add_proven(host);
+  const auto dies = [&](const char* host, double now_s) {
+    return suspect({.host = host, .in_training = true}, {}, 60, now_s, &faults);
+  };
+  EXPECT_EQ(dies("a", 0), 1);
+  EXPECT_EQ(dies("b", 1), 1);
+  EXPECT_EQ(dies("a", 2), 2) << "three others are well";
+  EXPECT_EQ(dies("b", 3), 2);
+  EXPECT_EQ(dies("c", 4), 1);
+  EXPECT_EQ(dies("a", 5), 1) << "then only two were";
+  EXPECT_EQ(dies("d", 100), 1);
+  EXPECT_EQ(dies("e", 101), 1);
+  EXPECT_EQ(dies("d", 102), 2) << "those of a and c were long ago";
+}
+
 TEST(Cordon, AClockThatIsSetBackDoesNotMakeItLonger) {
   pb::HostFaults faults;
   cordon({.host = "h"}, {}, 1e9, &faults);
