@@ -161,7 +161,8 @@ pb::EventRecord event_of(const pb::Cordon& c, double unix_s) {
        .cause = c.reason(),
        .detail = fmt::format("{}no ranks are placed on it for {}; `remesh "
                              "uncordon {}` ends this",
-                             why, format_duration(seconds), c.host())});
+                             why, format_duration(seconds),
+                             c.worker().empty() ? c.host() : c.worker())});
   if (!c.worker().empty()) e.set_worker(c.worker());
   e.set_seconds(seconds);
   return e;

@@ -91,11 +91,11 @@ Result<Event> set_scale(int64_t slots, const CommandInputs& in) {
                                                 plural(slots, "slot"))}));
 }
 
-// `name`: of a host, or of a worker on it.
 Result<Event> lift_cordon(const std::string& name, Cordoning* cordons) {
-  ASSIGN_OR_RETURN(const std::string host, cordons->lift(name));
-  return Event(event(events::kHostUncordoned,
-                     {.host = host, .detail = "`remesh uncordon`"}));
+  ASSIGN_OR_RETURN(const Site site, cordons->lift(name));
+  EventFields e{.host = site.host, .detail = "`remesh uncordon`"};
+  if (!site.worker.empty()) e.worker = site.worker;
+  return Event(event(events::kHostUncordoned, e));
 }
 
 }  // namespace

@@ -365,18 +365,16 @@ bool Cordoning::end_in_time() {
   return changes_.any;
 }
 
-Result<std::string> Cordoning::lift(const std::string& name) {
-  if (uncordon(name, in_.faults)) return name;
-  const auto host_of = [&]() -> std::string {
-    if (const Roster::Member* m = in_.view.roster.find_alive(name);
-        m != nullptr && is_cordoned(*in_.faults, m->report.host(), name))
-      return m->report.host();
-    for (const pb::Cordon& c : in_.faults->cordons())
-      if (c.worker() == name) return c.host();
-    return "";
-  };
-  if (const std::string host = host_of(); uncordon(host, in_.faults))
-    return host;
+Result<Site> Cordoning::lift(const std::string& name) {
+  std::vector<Site> meant = {{.host = name}};
+  for (const pb::Cordon& c : in_.faults->cordons())
+    if (c.worker() == name) meant.push_back({.host = c.host(), .worker = name});
+  if (const Roster::Member* m = in_.view.roster.find_alive(name); m != nullptr)
+    if (const std::string& host = m->report.host();
+        is_cordoned(*in_.faults, host))
+      meant.push_back({.host = host});
+  for (const Site& site : meant)
+    if (uncordon(site, in_.faults)) return site;
   std::vector<std::string> sites;
   for (const pb::Cordon& c : in_.faults->cordons())
     sites.push_back(site_text(c));

@@ -64,8 +64,9 @@ class Cordoning {
   bool for_loading(pb::Durable* durable);
   // Ends what has lasted long enough; returns whether there was any.
   bool end_in_time();
-  // `name`: of a host, or of a worker on it. Returns the host.
-  Result<std::string> lift(const std::string& name);
+  // `name`: of a host, or of a worker that is cordoned or on a cordoned host.
+  // Returns what is used again.
+  Result<Site> lift(const std::string& name);
 
   const Changes& changes() const { return changes_; }
 

@@ -376,13 +376,17 @@ bool end_cordon(const std::string& host, pb::HostFaults* faults) {
                   [&](const pb::Cordon& c) { return c.host() == host; });
 }
 
-bool uncordon(const std::string& host, pb::HostFaults* faults) {
-  const bool apart = is_apart(faults->link_search(), host);
-  const bool cordoned = end_cordon(host, faults);
+bool uncordon(const Site& site, pb::HostFaults* faults) {
+  const auto is_there = [&](const pb::Cordon& c) {
+    return concerns(site, c.host(), c.worker());
+  };
+  const bool apart =
+      site.worker.empty() && is_apart(faults->link_search(), site.host);
+  const bool cordoned = erase_if(faults->mutable_cordons(), is_there);
   if (!apart && !cordoned) return false;
   if (apart) faults->clear_link_search();
   erase_if(faults->mutable_suspects(), [&](const pb::Cordon& c) {
-    return c.host() == host || c.peer() == host;
+    return is_there(c) || (site.worker.empty() && c.peer() == site.host);
   });
   return true;
 }

@@ -118,8 +118,9 @@ pb::Cordon cordon(const Site& site, const Failure& failure, double now_s,
 std::vector<pb::Cordon> end_cordons(double now_s, pb::HostFaults* faults);
 // Ends the cordons of the host and its workers; false if it had none.
 bool end_cordon(const std::string& host, pb::HostFaults* faults);
-// The same, and forgets its failures; false if it had no cordon.
-bool uncordon(const std::string& host, pb::HostFaults* faults);
+// Ends those of the host and its workers, or of this worker alone, and forgets
+// the failures there; false if there was none.
+bool uncordon(const Site& site, pb::HostFaults* faults);
 // A mesh with ranks on these hosts has finished its first step: deaths soon
 // after it continue their rows there.
 void begin_training(const std::set<std::string>& hosts, double now_s,

@@ -248,10 +248,10 @@ Example:
 
 No ranks are placed on a host that is cordoned: ranks failed there, it was lost
 repeatedly, messages between it and another host were lost, or it has too little
-room. If ranks fail to start on only one of its workers, only that worker is
-cordoned. `remesh status` shows the reason. A cordon ends by itself, after a
-time that doubles with each failure. Use this command when the cause is
-fixed.)",
+room. If ranks fail on only one of its workers, only that worker is cordoned.
+`remesh status` shows the reason. A cordon ends by itself, after a time that
+doubles with each failure. Use this command when the cause is fixed: the name of
+a host ends the cordons of its workers, too.)",
      uncordon},
     {"mesh", "Change the mesh (takes effect after the current step)", "LAYOUT",
      "Parallel degrees such as dp2,pp2,tp2,cp2 (1 if left out), or auto: "

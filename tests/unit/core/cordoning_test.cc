@@ -278,12 +278,30 @@ TEST_F(CordoningTest, IsLiftedByTheNameOfAHostOrOfAWorkerOnIt) {
             "'b' is not cordoned; cordoned: host-a");
   const auto host = cordoning().lift("a");
   ASSERT_TRUE(host.ok());
-  EXPECT_EQ(*host, "host-a");
+  EXPECT_EQ(*host, Site{.host = "host-a"});
   EXPECT_FALSE(is_cordoned(durable_.host_faults(), "host-a"));
   cordon({.host = "host-a", .worker = "gone"}, kNoStart, 0,
          durable_.mutable_host_faults());
   EXPECT_FALSE(cordoning().lift("a").ok()) << "another worker of the host";
   EXPECT_TRUE(cordoning().lift("gone").ok());
+}
+
+TEST_F(CordoningTest, OfOneWorkerIsLiftedAlone) {
+  hear_all({"a", "b"});
+  pb::HostFaults* faults = durable_.mutable_host_faults();
+  for (const char* worker : {"a", "v"}) {
+    const Site site{.host = "host-a", .worker = worker};
+    suspect(site, kNoStart, 0, 0, faults);
+    cordon(site, kNoStart, 0, faults);
+  }
+  const auto lifted = cordoning().lift("a");
+  ASSERT_TRUE(lifted.ok());
+  EXPECT_EQ(*lifted, (Site{.host = "host-a", .worker = "a"}));
+  EXPECT_FALSE(is_cordoned(*faults, "host-a", "a"));
+  EXPECT_TRUE(is_cordoned(*faults, "host-a", "v"));
+  EXPECT_EQ(faults->suspects_size(), 1) << "its failures are forgotten";
+  EXPECT_TRUE(cordoning().lift("host-a").ok());
+  EXPECT_FALSE(is_cordoned(*faults, "host-a", "v")) << "all of the host";
 }
 
 }  // namespace

@@ -382,13 +382,13 @@ TEST(Cordon, LiftingItResetsTheCount) {
   pb::HostFaults faults;
   suspect({.host = "h"}, {}, 0, 0, &faults);
   suspect({.host = "h", .peer = "i"}, {}, 0, 0, &faults);
-  EXPECT_FALSE(uncordon("h", &faults)) << "not cordoned";
+  EXPECT_FALSE(uncordon({.host = "h"}, &faults)) << "not cordoned";
   EXPECT_EQ(faults.suspects_size(), 2) << "nothing is changed";
   suspect({.host = "h"}, {}, 0, 0, &faults);
   cordon({.host = "h"}, {.what = "why"}, 0, &faults);
   EXPECT_EQ(cordon_reason(faults, "h", "w"), "why");
   EXPECT_NE(cordons_text(faults).find("h (cordoned: why)"), std::string::npos);
-  EXPECT_TRUE(uncordon("h", &faults));
+  EXPECT_TRUE(uncordon({.host = "h"}, &faults));
   EXPECT_EQ(faults.suspects_size(), 0);
   EXPECT_EQ(cordons_text(faults), "");
 }
