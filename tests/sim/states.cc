@@ -372,6 +372,8 @@ void Cluster::check_lost(const pb::Durable& d) {
   const auto world = worlds_.find(safe_generation_);
   safe_generation_ = 0;
   if (world == worlds_.end() || forgot_) return;
+  const auto& e = job_.elastic();
+  const pb::HostFaults& faults = d.host_faults();
   std::set<std::string> hosts, gone, builds;
   for (const pb::RankPlace& p : world->second->assignment.ranks()) {
     const Worker& w = *workers_[p.worker()];
@@ -380,18 +382,18 @@ void Cluster::check_lost(const pb::Durable& d) {
                       (w.agent && coordinator_->roster().considers_live(
                                       p.worker(), w.incarnation));
     const bool may_leave = !w.told_to_leave.value_or(true);
+    // No rescue is tried any more where ranks failed that often.
+    const bool barred = std::any_of(
+        faults.cordons().begin(), faults.cordons().end(), [&](const auto& c) {
+          return core::concerns(c, w.host, p.worker()) && !c.in_training() &&
+                 !core::rescue_wait_ms(c.failures(), e);
+        });
     // A host that was lost just before the others committed their parts of the
     // step also took its replicas with it.
-    if (!here || may_leave || w.memory_lost_ms >= world->second->planned_ms)
+    if (!here || may_leave || barred ||
+        w.memory_lost_ms >= world->second->planned_ms)
       gone.insert(w.host);
   }
-  const auto& e = job_.elastic();
-  // No rescue is tried any more on hosts where ranks failed that often.
-  const pb::HostFaults& faults = d.host_faults();
-  for (const pb::Cordon& c : faults.cordons())
-    if (!c.in_training() && !core::rescue_wait_ms(c.failures(), e) &&
-        hosts.contains(c.host()))
-      gone.insert(c.host());
   for (const std::string& host : faults.link_search().apart())
     if (faults.link_search().failures() >= e.max_same_failures())
       gone.insert(host);
