@@ -72,6 +72,19 @@ TEST_F(CordoningTest, TheLastHostIsCordonedOnlyIfOthersMayReturn) {
   EXPECT_EQ(after(kNoStart), Consequence::kCordoned);
 }
 
+// Then it may be what they share.
+TEST_F(CordoningTest, ANewHostThatHangsWithOthersIsNotCordonedAtOnce) {
+  hear_all({"a", "b"});
+  durable_.mutable_host_faults()->add_proven("host-b");
+  Failure hang = kNoStart;
+  hang.hung = true;
+  hang.hosts = {"host-a", "host-b"};
+  EXPECT_EQ(after(hang), Consequence::kSitesAlone);
+  hang.hosts = {"host-a"};
+  durable_.mutable_host_faults()->clear_suspects();
+  EXPECT_EQ(after(hang), Consequence::kCordoned) << "alone";
+}
+
 // But not without end.
 TEST_F(CordoningTest, AHostThatIsNotProvenWaitsForThoseThatAre) {
   job_.mutable_elastic()->set_max_failures_without_progress(10);
@@ -251,21 +264,21 @@ TEST_F(CordoningTest, ASearchForALinkEndsWithTheStepOfAllItsHosts) {
 // needed.
 TEST_F(CordoningTest, ASearchForALinkBeginsWithTheHostThatIsNotProven) {
   hear_all({"a", "b", "c"});
-  for (const char* host : {"host-b", "host-c"})
+  for (const char* host : {"host-a", "host-b"})
     durable_.mutable_host_faults()->add_proven(host);
   const Failure hang{.what = "x", .between = {"host-a", "host-b", "host-c"}};
   for (int i = 0; i < 2; ++i) after(hang);
   ASSERT_EQ(changes_.tests.size(), 1U);
   EXPECT_EQ(
       Hosts(changes_.tests[0].apart().begin(), changes_.tests[0].apart().end()),
-      Hosts{"host-a"});
+      Hosts{"host-c"});
   pb::HostFaults faults = durable_.host_faults();
-  durable_ = running({"b", "c"});
+  durable_ = running({"a", "b"});
   *durable_.mutable_host_faults() = faults;
   Cordoning c = cordoning();
   EXPECT_TRUE(c.after_step(/*first=*/true));
   changes_ = c.changes();
-  EXPECT_EQ(begun(), Hosts{"host-a"});
+  EXPECT_EQ(begun(), Hosts{"host-c"});
   EXPECT_FALSE(durable_.host_faults().has_link_search());
 }
 

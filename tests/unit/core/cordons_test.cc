@@ -108,6 +108,8 @@ TEST(Blame, AHangOfANewHostCordonsItAtOnce) {
   EXPECT_EQ(f.blame(failure, /*others_can_run=*/false).enough, 3);
   f.durable.mutable_host_faults()->add_proven("h");
   EXPECT_EQ(f.blame(failure).enough, 2);
+  failure.rank = -1;
+  EXPECT_EQ(f.blame(failure).enough, 2) << "whichever rank it is";
 }
 
 TEST(Blame, DeathsInTrainingCountForAWhile) {
