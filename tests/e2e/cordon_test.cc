@@ -55,6 +55,11 @@ TEST_F(CordonTest, AHostWithAWrongTrainerProgramIsCordoned) {
   expect_cordoned({.more = {"--trainer", "/bin/false"}}, "exit code 1");
 }
 
+// Others would wait for its ranks.
+TEST_F(CordonTest, AHostWhoseTrainerEndsWithoutAnErrorIsCordoned) {
+  expect_cordoned({.more = {"--trainer", "/bin/true"}}, "exit code 0");
+}
+
 TEST_F(CordonTest, AWorkerWithAWrongTrainerProgramIsCordonedAlone) {
   expect_cordoned({.more = {"--trainer", "/bin/false"}}, "exit code 1",
                   "good-host");

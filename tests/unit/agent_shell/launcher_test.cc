@@ -282,6 +282,16 @@ TEST_F(LauncherTest, ExitCodeAndLastLogLineAreKept) {
   EXPECT_EQ(e.last_log, "rank 1 leaves as told");
 }
 
+// Its program is not the trainer, or does not wait for it.
+TEST_F(LauncherTest, ARankThatEndsWithoutAnErrorBeforeItMayHasFailed) {
+  world_->launcher->spawn(assignment(2, "exit=1@3:0"));
+  ASSERT_TRUE(run_until_exits(1));
+  const RankExited e = seen<RankExited>()[0];
+  EXPECT_EQ(e.rank, 1);
+  EXPECT_EQ(e.exit_code, 1);
+  EXPECT_NE(e.sample.status.error().find("exit code 0"), std::string::npos);
+}
+
 TEST_F(LauncherTest, AbortShowsAsTheExitOfTheRank) {
   world_->launcher->spawn(assignment(2, "abort=0@2"));
   ASSERT_TRUE(run_until_exits(1));

@@ -410,8 +410,7 @@ FlightAbout Launcher::on_exit(Rank& r, int wait_status) {
   if (!tail.empty()) e.last_log = tail.back();
   e.sample = sample(r, /*alive=*/false);
   pb::RankStatus& status = e.sample.status;
-  if (e.signal == SIGKILL && !killed_ && oom_kills() > oom_kills_)
-    status.set_error("the kernel ended it, because memory ran out");
+  explain_end(&e);
   FlightAbout about{.generation = generation_,
                     .rank = r.rank,
                     .pid = r.pid,

@@ -119,6 +119,9 @@ class Launcher {
   void on_pmix();
   // Returns the data for its flight record; `ended` is "" after exit code 0.
   FlightAbout on_exit(Rank& rank, int wait_status);
+  // Says what the kernel did. An end without an error before the rank was to
+  // stop is a failure: its program is not the trainer, or does not wait for it.
+  void explain_end(RankExited* e) const;
   void keep_flight(const std::string& folder, const FlightAbout& about,
                    const board::Board& board, int64_t died_ns);
   std::shared_ptr<RankOutputs> open_outputs(const LocalPlacement& placement,

@@ -1,7 +1,10 @@
 // What a worker sees of its ranks: their boards, and /proc.
+#include <csignal>
 #include <optional>
 
 #include "proto/base/clock.h"
+#include "proto/base/exit_code.h"
+#include "proto/base/machine.h"
 #include "worker/agent/shell/launcher.h"
 #include "worker/agent/shell/process.h"
 #include "worker/board/step_metrics.h"
@@ -45,6 +48,18 @@ RankSample Launcher::sample(Rank& r, bool alive) {
   }
   r.seen_committed = b.committed_step;
   return out;
+}
+
+void Launcher::explain_end(RankExited* e) const {
+  pb::RankStatus& s = e->sample.status;
+  if (e->signal == SIGKILL && !killed_ && oom_kills() > oom_kills_)
+    s.set_error("the kernel ended it, because memory ran out");
+  if (e->signal != 0 || e->exit_code != 0 ||
+      s.phase() >= pb::RankStatus::STOPPING)
+    return;
+  e->exit_code = kExitInternal;
+  if (s.error().empty())
+    s.set_error("it ended with exit code 0 in the middle of its work");
 }
 
 std::vector<RankSample> Launcher::samples() {
