@@ -11,6 +11,7 @@
 #include <filesystem>
 #include <fstream>
 
+#include "proto/wire/channel.h"
 #include "tests/e2e/e2e.h"
 
 namespace remesh::e2e {
@@ -196,6 +197,28 @@ TEST_F(KeysTest, AWorkerWhoseKeyIsRevokedIsDroppedAtOnce) {
   expect_done({"stop", c().run_dir()});
   expect_exit(c().coordinator(), 0);
   expect_exit(c().worker("w1"), 0);
+}
+
+// Whoever listens at the address of a coordinator that is gone can refuse all
+// workers: libzmq does not authenticate that.
+TEST_F(KeysTest, AStrangerAtTheCoordinatorsAddressSendsNobodyAway) {
+  make(endless());
+  start_services(2);
+  const int64_t generation = c().metrics().back()["generation"];
+  const auto own = wire::read_key_file(key("coordinator"));
+  ASSERT_TRUE(own.ok()) << own.status().message();
+  const std::string at = address();
+  c().coordinator().kill(SIGKILL);
+  ASSERT_TRUE(c().coordinator().wait_ms(kEndMs));
+  {
+    const auto stranger =
+        wire::Server::bind(at, wire::ServerKeys{.own = own->pair});
+    ASSERT_TRUE(stranger.ok()) << stranger.status().message();
+    expect_in_logs_of_workers("refused reason=");
+  }
+  c().start_coordinator();
+  expect_undisturbed(generation);
+  stop_in_order();
 }
 
 TEST_F(KeysTest, AJobSecretAdmitsWorkers) {

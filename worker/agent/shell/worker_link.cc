@@ -215,8 +215,10 @@ void Worker::check_key() {
   const std::string reason = client_->trouble();
   if (std::exchange(refusal_, reason) != reason)
     log_->warn("refused", {{"reason", reason}});
+  // Whoever has the address can refuse, with the coordinator's key or without,
+  // so it counts as the coordinator of another job.
   feed(Refused{.reason = fmt::format("{}: {}", address_, reason),
-               .kind = pb::Refusal::PERMANENT});
+               .kind = pb::Refusal::OTHER_JOB});
 }
 
 }  // namespace remesh::agent
