@@ -35,12 +35,14 @@ void note_saved(int64_t step, pb::Durable* durable) {
     forgive(step, durable->mutable_refusals());
 }
 
-void CheckpointWatch::go_back(int64_t step,
-                              const std::vector<CheckpointInfo>& valid,
+void CheckpointWatch::go_back(int64_t step, const CheckpointsScanned& scan,
                               pb::Durable* durable) {
-  if (durable->saved_step() <= step) return;
+  const auto& bad = scan.invalid_steps;
+  const int64_t saved = durable->saved_step();
+  if (saved <= step && std::find(bad.begin(), bad.end(), saved) == bad.end())
+    return;
   int64_t newest = 0;
-  for (const CheckpointInfo& c : valid)
+  for (const CheckpointInfo& c : scan.valid)
     if (c.step <= step) newest = std::max(newest, c.step);
   durable->set_saved_step(newest);
   newest_step_ = std::min(newest_step_, newest);

@@ -39,8 +39,9 @@ class CheckpointWatch {
   int64_t newest_step() const { return newest_step_; }
   // The job continues from that step: newer checkpoints, which could not be
   // used, are on an abandoned branch, and nobody waits for them any more. The
-  // job may save these steps again.
-  void go_back(int64_t step, const std::vector<CheckpointInfo>& valid,
+  // job may save these steps again. Nor is a step saved whose checkpoint turns
+  // out to be damaged.
+  void go_back(int64_t step, const CheckpointsScanned& scan,
                pb::Durable* durable);
   const std::string& last_error() const { return last_error_; }
   // The ranks ended because they could not save. Returns how often in a row.

@@ -58,7 +58,7 @@ void Coordinator::plan(const CheckpointsScanned& scan) {
   if (!next.short_of.empty()) return wait_for_room(next);
   next.assignment.set_generation(number);
   restore_steps(decision.generation, decision.source.step(), number);
-  checkpoints_.go_back(decision.source.step(), scan.valid, &durable_);
+  checkpoints_.go_back(decision.source.step(), scan, &durable_);
   begin_generation(decision, std::move(next), scan.valid);
 }
 

@@ -68,6 +68,21 @@ TEST(CheckpointWatch, ACheckpointIsSavedOnceAllRanksHaveCommittedIt) {
   EXPECT_EQ(watch.observe(roster, 1, 8).size(), 1U);
 }
 
+// Its state may be in memory, and must not be removed when the job fails.
+TEST(CheckpointWatch, ADamagedCheckpointIsNotSaved) {
+  CheckpointWatch watch;
+  pb::Durable d = running({"a"});
+  d.set_saved_step(8);
+  watch.know(8);
+  CheckpointsScanned scan{.valid = {{.step = 4}, {.step = 8}}};
+  watch.go_back(8, scan, &d);
+  EXPECT_EQ(d.saved_step(), 8);
+  scan = {.valid = {{.step = 4}}, .invalid_steps = {8}};
+  watch.go_back(8, scan, &d);
+  EXPECT_EQ(d.saved_step(), 4);
+  EXPECT_EQ(watch.newest_step(), 4);
+}
+
 TEST(CheckpointWatch, ACauseIsAnnouncedOnceForAllRanksAndSteps) {
   CheckpointWatch watch;
   Roster roster;
