@@ -45,13 +45,16 @@ void set_site(const Site& site, pb::Cordon* c) {
   if (site.in_training) c->set_in_training(true);
 }
 
+bool is_at(const pb::Cordon& c, const Site& s) {
+  return c.worker() == s.worker && c.in_training() == s.in_training &&
+         ((c.host() == s.host && c.peer() == s.peer) ||
+          (!s.peer.empty() && c.host() == s.peer && c.peer() == s.host));
+}
+
 template <typename Cordons>
 auto find_suspect(Cordons& all, const Site& s) {
-  return std::find_if(all.begin(), all.end(), [&](const pb::Cordon& c) {
-    return c.worker() == s.worker && c.in_training() == s.in_training &&
-           ((c.host() == s.host && c.peer() == s.peer) ||
-            (!s.peer.empty() && c.host() == s.peer && c.peer() == s.host));
-  });
+  return std::find_if(all.begin(), all.end(),
+                      [&](const pb::Cordon& c) { return is_at(c, s); });
 }
 
 template <typename Condition>
@@ -127,10 +130,11 @@ std::vector<Site> sites_of(const Failure& f, const ClusterView& view) {
     std::vector<Site> failed;
     bool others_are_well = false;
     const auto& suspects = view.durable.host_faults().suspects();
-    // One worker after another: it is the host.
+    // One worker after another cannot start its ranks: it is the host.
     const bool in_turn =
+        f.at_start &&
         std::any_of(suspects.begin(), suspects.end(), [&](const auto& c) {
-          return c.host() == host && !c.worker().empty() &&
+          return c.host() == host && !c.worker().empty() && !c.in_training() &&
                  !f.workers.contains(c.worker()) && is_alike(c, f);
         });
     for (const auto& named : view.roster.members()) {
@@ -321,7 +325,7 @@ int64_t suspect(const Site& site, const Failure& failure, double remembered_s,
       site.in_training && die_everywhere(site.host, now_s, *faults);
   erase_if(all, [&](const pb::Cordon& c) {
     return now_s - c.until() > kForgottenS ||
-           (ends_rows && c.in_training() && c.host() != site.host);
+           (ends_rows && c.in_training() && !is_at(c, site));
   });
   auto it = find_suspect(*all, site);
   if (it == all->end()) {

@@ -108,7 +108,7 @@ double remaining_s(const pb::Cordon& cordon, double now_s);
 // Failures in a row there.
 int64_t failures_of(const pb::HostFaults& faults, const Site& site);
 // Adds this one and returns failures_of(). In training, it ends the rows of
-// other hosts unless most hosts are well.
+// other hosts and workers unless most hosts are well.
 int64_t suspect(const Site& site, const Failure& failure, double remembered_s,
                 double now_s, pb::HostFaults* faults);
 // Begins a cordon, or begins again. Returns it.

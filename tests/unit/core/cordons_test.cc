@@ -87,6 +87,11 @@ TEST(Blame, OnlyTheWorkerIsBlamedIfOthersOfItsHostAreWell) {
   failure.at_start = true;
   failure.workers = {"v", "w"};
   EXPECT_EQ(f.sites(failure), std::vector<std::string>{"h"}) << "both failed";
+  failure.workers = {"w"};
+  suspect({.host = "h", .worker = "v", .in_training = true}, failure, 60, 0,
+          f.durable.mutable_host_faults());
+  EXPECT_EQ(f.sites(failure), std::vector<std::string>{"worker w on h"})
+      << "the other one has started";
   failure.workers = {"v"};
   for (int i = 0; i < 2; ++i)
     suspect({.host = "h", .worker = "w"}, failure, 0, 0,
@@ -96,6 +101,10 @@ TEST(Blame, OnlyTheWorkerIsBlamedIfOthersOfItsHostAreWell) {
   failure.workers = {"w"};
   EXPECT_EQ(f.sites(failure), std::vector<std::string>{"worker w on h"})
       << "as before, whatever the others do";
+  failure.at_start = false;
+  failure.workers = {"v"};
+  EXPECT_EQ(f.sites(failure), std::vector<std::string>{"worker v on h"})
+      << "in training this ends the other's row";
 }
 
 TEST(Blame, AHangOfANewHostCordonsItAtOnce) {
@@ -330,6 +339,19 @@ TEST(Cordon, DeathsInTrainingAreCountedApart) {
   EXPECT_EQ(suspect({.host = "i", .in_training = true}, {}, 60, 110, &faults),
             1);
   EXPECT_EQ(failures_of(faults, h), 0) << "another host's rank died";
+}
+
+TEST(Cordon, DeathsInTrainingOfWorkersOfOneHostEndEachOthersRows) {
+  pb::HostFaults faults;
+  faults.add_proven("h");
+  const auto dies = [&](const char* worker) {
+    return suspect({.host = "h", .worker = worker, .in_training = true}, {}, 60,
+                   0, &faults);
+  };
+  EXPECT_EQ(dies("v"), 1);
+  EXPECT_EQ(dies("v"), 2);
+  EXPECT_EQ(dies("w"), 1);
+  EXPECT_EQ(dies("v"), 1);
 }
 
 TEST(Cordon, DeathsInTrainingOfFewHostsDoNotEndEachOthersRows) {
