@@ -7,6 +7,7 @@
 #include <optional>
 #include <tuple>
 
+#include "checkpoint/manifest/sharding.h"
 #include "coordinator/core/durable.h"
 #include "coordinator/core/link_search.h"
 #include "coordinator/core/recovery.h"
@@ -100,6 +101,34 @@ bool Cordoning::needs_state_of(const std::set<std::string>& hosts) const {
     (hosts.contains(h.host()) ? here : elsewhere).insert(h.rank());
   return !std::includes(elsewhere.begin(), elsewhere.end(), here.begin(),
                         here.end());
+}
+
+// Whether workers on other hosts say that they hold what of the source is on
+// these. While ranks run they say nothing, so that holders count as needed.
+bool Cordoning::others_hold(const pb::Source& source,
+                            const std::set<std::string>& hosts) const {
+  if (source.states().empty()) return true;
+  const pb::StateHolding& first = source.states(0);
+  const std::string sharding = first.sharding().SerializeAsString();
+  const auto cut = manifest::parse_sharding(first.sharding());
+  const auto part_of = [&](int rank) {
+    return cut.ok() && rank < cut->layout.world()
+               ? geometry::replica_group(*cut, rank)
+               : rank;
+  };
+  std::set<int> here, elsewhere;
+  for (const pb::StateHolding& h : source.states())
+    if (hosts.contains(h.host())) here.insert(part_of(h.rank()));
+  for (const auto& named : in_.view.roster.members()) {
+    const Roster::Member& m = named.second;
+    if (!m.alive || hosts.contains(m.report.host())) continue;
+    for (const pb::StateHolding& h : m.report.holdings())
+      if (h.generation() == first.generation() && h.step() == first.step() &&
+          h.sharding().SerializeAsString() == sharding)
+        elsewhere.insert(part_of(h.rank()));
+  }
+  return std::includes(elsewhere.begin(), elsewhere.end(), here.begin(),
+                       here.end());
 }
 
 void Cordoning::begin(const Site& site, const Failure& fault) {
@@ -282,14 +311,13 @@ bool Cordoning::cordon_found_host() {
 
 bool Cordoning::for_room(const Plan& plan) {
   std::vector<Site> sites;
+  std::set<std::string> hosts;
   for (const auto& [host, shortage] : plan.short_of) {
-    const auto& states = plan.assignment.source().states();
-    if (std::any_of(states.begin(), states.end(),
-                    [&, &host = host](auto& h) { return h.host() == host; }))
-      return false;
     sites.push_back({.host = host});
+    hosts.insert(host);
   }
-  if (!possible_without(sites)) return false;
+  if (!others_hold(plan.assignment.source(), hosts) || !possible_without(sites))
+    return false;
   for (const auto& [host, shortage] : plan.short_of) {
     const Failure failure{.what = to_text({{host, shortage}})};
     count({.host = host}, failure);

@@ -56,7 +56,7 @@ class Cordoning {
   bool after_step(bool first);
   // Cordons hosts that have too little room for the states of the plan, unless
   // they are needed: without the others, or because of the states that they
-  // hold. Returns whether it did.
+  // alone hold. Returns whether it did.
   bool for_room(const Plan& plan);
   // What some hosts cannot load, and `durable` refuses, may be sound, and the
   // hosts bad. Cordons them if there are hosts that have not tried it, so that
@@ -80,6 +80,8 @@ class Cordoning {
     return possible_without(sites, *in_.faults);
   }
   bool needs_state_of(const std::set<std::string>& hosts) const;
+  bool others_hold(const pb::Source& source,
+                   const std::set<std::string>& hosts) const;
   void begin(const Site& site, const Failure& fault);
   int64_t count(const Site& site, const Failure& fault,
                 double remembered_s = 0);

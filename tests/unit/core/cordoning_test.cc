@@ -228,6 +228,26 @@ TEST_F(CordoningTest, AHostWithoutRoomIsCordonedUnlessItHoldsAState) {
       << "no mesh would be left";
 }
 
+// Training continues from the other copy, where there is room.
+TEST_F(CordoningTest, AHostWithoutRoomIsCordonedIfOthersHoldItsState) {
+  hear_all({"a", "b"});
+  pb::Assignment a;
+  pb::StateHolding held;
+  held.set_generation(1);
+  held.set_step(5);
+  held.set_host("host-b");
+  *a.mutable_source()->add_states() = held;
+  for (const int64_t step : {4, 5}) {
+    pb::Report r = report("a", ++seq_);
+    held.set_step(step);
+    *r.add_holdings() = held;
+    roster_.on_report(r, durable_, kSilentMs, 0);
+    EXPECT_EQ(cordoning().for_room(
+                  {.assignment = a, .short_of = {{"host-b", {2, 1}}}}),
+              step == 5);
+  }
+}
+
 TEST_F(CordoningTest, HostsThatCannotLoadAStateMakeWayForOthers) {
   hear_all({"a", "b"});
   durable_.mutable_refusals()->add_checkpoints("step-1");
