@@ -147,7 +147,7 @@ std::optional<Roster::Changes> Roster::on_report(const pb::Report& r,
         {.kind = MembershipChange::Kind::kLeaving, .worker = r.worker()});
   const int64_t gap = now_ms - m.heard_ms;
   if (gap > silent_ms)
-    for (auto& [rank, p] : m.progress) p.since_ms += gap;
+    for (auto& [rank, p] : m.progress) p.since_ms += gap - silent_ms;
   if (m.progress.size() > 2 * limits::kMaxSlots) m.progress.clear();
   for (const pb::RankStatus& s : r.ranks()) {
     Progress& p = m.progress[s.rank()];

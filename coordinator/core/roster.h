@@ -134,8 +134,8 @@ class Roster {
   // Why the report is not taken; "" if it is, or is only stale.
   std::string refusal(const pb::Report& report, int64_t now_ms) const;
   // Nothing if the report is not taken.
-  // silent_ms: after a longer silence, what the ranks did during it is unknown,
-  // so their progress clocks start again.
+  // silent_ms: of a longer silence, only so much counts as time without
+  // progress of the ranks: the host may have been paused.
   std::optional<Changes> on_report(const pb::Report& report,
                                    const pb::Durable& durable,
                                    int64_t silent_ms, int64_t now_ms);

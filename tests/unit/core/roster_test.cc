@@ -460,14 +460,21 @@ TEST(Roster, AllArePreparedWhenNoOlderRankIsAlive) {
   EXPECT_TRUE(roster.all_prepared(d));
 }
 
-TEST(Roster, ProgressDuringASilenceIsUnknown) {
+TEST(Roster, ALongSilenceHardlyCountsAsTimeWithoutProgress) {
   Roster roster;
   const pb::Durable d = running({"a"});
   roster.on_report(running_report("a", 1, 0, 3, 77), d, kSilentMs, 100);
   roster.on_report(running_report("a", 2, 0, 3, 77), d, kSilentMs, 200);
   EXPECT_EQ(roster.find("a")->progress.at(0).since_ms, 100);
   roster.on_report(running_report("a", 3, 0, 3, 77), d, kSilentMs, 900);
-  EXPECT_EQ(roster.find("a")->progress.at(0).since_ms, 800);
+  EXPECT_EQ(roster.find("a")->progress.at(0).since_ms, 300);
+  // A hang is found even if its worker is always late.
+  int64_t now_ms = 900;
+  for (uint64_t seq = 4; seq < 104; ++seq)
+    roster.on_report(running_report("a", seq, 0, 3, 77), d, kSilentMs,
+                     now_ms += 1000);
+  EXPECT_EQ(now_ms - roster.find("a")->progress.at(0).since_ms,
+            600 + 100 * kSilentMs);
 }
 
 }  // namespace
