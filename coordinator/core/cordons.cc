@@ -126,6 +126,11 @@ std::vector<Site> sites_of(const Failure& f, const ClusterView& view) {
            !f.workers.contains(name) &&
            !failed_alike(view.durable.host_faults(), m.report.host(), name, f);
   };
+  // What the host lacks, and its connection, concern all of its workers. But
+  // each may see other files.
+  const bool of_worker =
+      !f.silent &&
+      (code_of(f) == 0 || (f.at_start && f.exit_code == kExitFailed));
   for (const std::string& host : f.hosts) {
     std::vector<Site> failed;
     bool others_are_well = false;
@@ -143,8 +148,7 @@ std::vector<Site> sites_of(const Failure& f, const ClusterView& view) {
         failed.push_back({.host = host, .worker = named.first});
       others_are_well |= worker_is_well(named);
     }
-    // What the host lacks, and its connection, concern all of its workers.
-    if (!f.silent && code_of(f) == 0 && !failed.empty() &&
+    if (of_worker && !failed.empty() &&
         ((others_are_well && !in_turn) || known_bad(failed)))
       out.insert(out.end(), failed.begin(), failed.end());
     else

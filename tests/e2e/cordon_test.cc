@@ -82,12 +82,13 @@ TEST_F(CordonTest, AHostWithTooLittleSharedMemoryIsCordoned) {
   expect_cordoned({.prefix = small}, "of shared memory");
 }
 
-TEST_F(CordonTest, AHostWithOtherDataIsCordoned) {
+TEST_F(CordonTest, AHostOrWorkerWithOtherDataIsCordoned) {
   const testing::TinyData other(59);
   const auto replaced =
       with_mount("--bind '" + other.path() + "' '" + data_path() + "'");
   if (!can_run_with(replaced)) GTEST_SKIP() << "needs mount";
-  expect_cordoned({.prefix = replaced}, "on this host is data set");
+  for (const char* host : {"bad-host", "good-host"})
+    expect_cordoned({.prefix = replaced}, "on this host is data set", host);
 }
 
 // The host has the only copy of the state, and no rank can train there any

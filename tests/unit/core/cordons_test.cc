@@ -77,6 +77,12 @@ TEST(Blame, OnlyTheWorkerIsBlamedIfOthersOfItsHostAreWell) {
   failure.exit_code = kExitNoRoom;
   EXPECT_EQ(f.sites(failure), std::vector<std::string>{"h"})
       << "the host lacks it";
+  failure.exit_code = kExitFailed;
+  EXPECT_EQ(f.sites(failure), std::vector<std::string>{"worker w on h"})
+      << "its data may not be mounted";
+  failure.at_start = false;
+  EXPECT_EQ(f.sites(failure), std::vector<std::string>{"h"});
+  failure.at_start = true;
   failure.exit_code = 0;
   failure.silent = true;
   EXPECT_EQ(f.sites(failure), std::vector<std::string>{"h"});
