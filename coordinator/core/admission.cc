@@ -29,10 +29,10 @@ int64_t most_steps(const ClusterView& view, const Options& options) {
 
 // False if the report has a later epoch or generation than the journal and does
 // not prove that a coordinator of this run used these numbers.
-bool believes_numbers(const pb::Report& r, const ClusterView& view,
+bool believes_numbers(const pb::Report& r, const pb::Durable& d,
                       const Options& options) {
-  return (r.generation() <= view.durable.generation() &&
-          r.coordinator_epoch() <= view.durable.epoch()) ||
+  return (r.generation() <= d.generation() &&
+          r.coordinator_epoch() <= d.epoch()) ||
          r.proof() ==
              proof_of(options.secret, r.coordinator_epoch(), r.generation());
 }
@@ -62,14 +62,18 @@ bool may_know_steps(const pb::Report& r, int64_t generation, bool keeps_state,
 Result<pb::Report> admit(const pb::Report& r, const ClusterView& view,
                          const Options& options) {
   const pb::Durable& d = view.durable;
+  const bool believed = believes_numbers(r, d, options);
+  // The clock of an earlier coordinator may have been far ahead.
+  const uint64_t epoch =
+      believed ? std::max(d.epoch(), r.coordinator_epoch()) : d.epoch();
   RETURN_IF_ERROR(limits::check(r, {.generation = d.generation(),
-                                    .epoch = d.epoch(),
+                                    .epoch = epoch,
                                     .steps = most_steps(view, options)}));
   if (view.roster.members().size() >= limits::kMaxWorkers &&
       view.roster.find(r.worker()) == nullptr)
     return exhausted(fmt::format("the job has {} workers; no more are allowed",
                                  limits::kMaxWorkers));
-  if (!believes_numbers(r, view, options))
+  if (!believed)
     return invalid_argument(fmt::format(
         "generation = {}, coordinator_epoch = {}: later than {} and {} here, "
         "and the worker does not prove that this run used them; restart it",

@@ -105,6 +105,16 @@ TEST_F(Admission, AnUnusedNumberEndsNoGeneration) {
   EXPECT_TRUE(core_.roster().find("stranger") == nullptr);
 }
 
+TEST_F(Admission, ACoordinatorWhoseClockWasFarAheadLocksNobodyOut) {
+  pb::Report r = running_report("a", 4, 0, 0);
+  const uint64_t epoch = core_.durable().epoch() + 2 * limits::kMaxEpochLeadMs;
+  r.set_coordinator_epoch(epoch);
+  EXPECT_EQ(all_of<Refuse>(give(r)).size(), 1U) << "anybody can say so";
+  r.set_proof(proof_of(options().secret, epoch, r.generation()));
+  EXPECT_TRUE(all_of<Refuse>(give(r)).empty());
+  EXPECT_EQ(core_.durable().epoch(), epoch + 1);
+}
+
 TEST_F(Admission, WorkersAreBoundedInNumber) {
   for (size_t i = 1; i < limits::kMaxWorkers; ++i) {
     pb::Report r = report(fmt::format("w{}", i), 1);
