@@ -56,14 +56,12 @@ Result<std::unique_ptr<wire::Server>> listen(
   ASSIGN_OR_RETURN(const HostPort wanted, parse_address(bind));
   if (wanted.port != 0)
     return try_for(bind, keys, patience_ms, sleep_ms, silence_ms);
-  if (!previous.empty() && !wire::is_ipc(previous)) {
-    ASSIGN_OR_RETURN(HostPort again, parse_address(previous));
-    again.host = wanted.host;
+  // It comes from a file that may be damaged.
+  if (auto again = parse_address(previous); again.ok()) {
+    again->host = wanted.host;
     auto server =
-        try_for(make_address(again), keys, patience_ms, sleep_ms, silence_ms);
-    if (server.ok() || server.status().code() != Code::kAlreadyExists) {
-      return server;
-    }
+        try_for(make_address(*again), keys, patience_ms, sleep_ms, silence_ms);
+    if (server.ok()) return server;
   }
   return wire::Server::bind(bind, keys, silence_ms);
 }

@@ -365,6 +365,14 @@ TEST(ListenTest, ATakenFormerPortIsReplacedAndARequestedOneFails) {
   EXPECT_EQ(slept, 200);
 }
 
+// coordinator.addr may be damaged.
+TEST(ListenTest, AFormerAddressThatIsNoneIsReplaced) {
+  for (const char* former : {"tcp://127.0", "tcp://127.0.0.1:", "x"})
+    EXPECT_TRUE(
+        listen("tcp://127.0.0.1:0", former, std::nullopt, 0, [](int) {}).ok())
+        << former;
+}
+
 TEST(ScannerTest, StalledStorageIsNamedAndDelaysNothing) {
   const TempDir dir;
   fs::create_directory(dir / "step-00000002");
