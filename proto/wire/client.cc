@@ -2,6 +2,7 @@
 #include <sys/socket.h>
 
 #include <algorithm>
+#include <cerrno>
 #include <charconv>
 #include <utility>
 #include <zmq.hpp>
@@ -142,8 +143,7 @@ class ClientImpl : public Client {
   }
 
   void step() {
-    while (const auto event = next_event(monitor_.handle()))
-      take_event(event->number);
+    while (const auto event = next_event(monitor_.handle())) take_event(*event);
     const int64_t now = monotonic_ms();
     if (retry_at_ms_ >= 0 && now >= retry_at_ms_) reconnect();
     if (!joining_ || now < ticket_at_ms_) return;
@@ -156,9 +156,9 @@ class ClientImpl : public Client {
                                 ahead_s_ + kTicketGoodForS})));
   }
 
-  void take_event(int number) {
+  void take_event(const MonitorEvent& event) {
     const int64_t now = monotonic_ms();
-    switch (number) {
+    switch (event.number) {
       case ZMQ_EVENT_HANDSHAKE_SUCCEEDED:
         retry_at_ms_ = -1;
         try_other_key_ = false;
@@ -193,7 +193,10 @@ class ClientImpl : public Client {
                            "with --no-auth";
         retry_at_ms_ = now + kRetryMs;
         return;
-      default:  // the server closed the connection
+      default:
+        // Only these say that the server closed the connection. One that is
+        // frozen is silent for kHandshakeMs.
+        if (event.value != EPIPE && event.value != ECONNRESET) return;
         if (!keys_) {
           if (++closed_ >= kClosedOnPurpose && trouble_.empty())
             trouble_ =

@@ -843,6 +843,24 @@ TEST(Channel, AClientWithoutAKeyLearnsThatItIsRefused) {
   while (!client->trouble().empty()) EXPECT_FALSE(receive(*client, 20));
 }
 
+// As a coordinator that is frozen: the kernel accepts its connections.
+TEST(Channel, AServerThatSaysNothingDoesNotHaveAnotherKey) {
+  RawServer server;
+  auto client =
+      std::move(Client::connect(
+                    server.address(),
+                    ClientKeys{new_key_pair(), new_key_pair().public_key}))
+          .value();
+  EXPECT_TRUE(server.accept().closed_within(60'000));
+  RawPeer next = server.accept();
+  EXPECT_FALSE(receive(*client, 0));
+  EXPECT_EQ(client->trouble(), "");
+  EXPECT_TRUE(next.receives("\xff"));
+  next.reset();  // as a server with another key
+  while (client->trouble().empty()) EXPECT_FALSE(receive(*client, 20));
+  EXPECT_NE(client->trouble().find("expected key"), std::string::npos);
+}
+
 TEST(Channel, BytesThatAreNotZmtpDoNoHarm) {
   auto server = bind_or_die();
   {
