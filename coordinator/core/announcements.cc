@@ -4,6 +4,7 @@
 
 #include <utility>
 
+#include "checkpoint/memory/state_info.h"
 #include "coordinator/core/durable.h"
 #include "coordinator/core/failure_detector.h"
 #include "coordinator/core/link_search.h"
@@ -124,9 +125,11 @@ pb::EventRecord end_event(pb::Durable::Phase phase, const std::string& why,
   for (const std::string& d : {unreached, only_in_memory})
     if (!d.empty()) details.push_back(d);
   if (!details.empty()) e.detail = join(details, "; ");
-  return event(
+  pb::EventRecord end = event(
       phase == pb::Durable::FAILED ? events::kJobFailed : events::kJobStopped,
       e);
+  if (!only_in_memory.empty()) end.set_seconds(memory::kStateKeptS);
+  return end;
 }
 
 std::string too_few_steps(int64_t given, int64_t done,

@@ -5,7 +5,6 @@
 #include <algorithm>
 #include <vector>
 
-#include "checkpoint/memory/state_info.h"
 #include "coordinator/core/durable.h"
 #include "coordinator/core/survival.h"
 #include "proto/base/text.h"
@@ -126,10 +125,8 @@ std::string StateRetention::only_in_memory(const ClusterView& view) const {
       if (holders.empty() || holders.back() != name) holders.push_back(name);
     }
   if (holders.empty()) return "";
-  return fmt::format(
-      "step {} is in no checkpoint, but in the memory of {} for at least {} "
-      "minutes; resume the job to continue from it",
-      step, join(holders), memory::kStateKeptS / 60);
+  return fmt::format("step {} is in no checkpoint, but in the memory of {}",
+                     step, join(holders));
 }
 
 }  // namespace remesh::core

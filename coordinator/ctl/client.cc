@@ -228,7 +228,8 @@ std::string why_not_running(const std::string& run,
                             const rundir::NewestState& newest) {
   if (const auto end = rundir::end_of_run(run)) {
     const bool in_memory = newest.source == pb::Source::MEMORY &&
-                           end->outcome != pb::JobStatus::DONE;
+                           end->outcome != pb::JobStatus::DONE &&
+                           end->detail.empty();
     return rundir::end_text(*end, run) +
            (in_memory ? "; " + rundir::state_text(newest) : "");
   }

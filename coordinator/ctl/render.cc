@@ -9,6 +9,7 @@
 #include <string_view>
 
 #include "coordinator/rundir/lines.h"
+#include "coordinator/rundir/run_dir.h"
 #include "proto/base/text.h"
 #include "proto/limits/plausible.h"
 
@@ -149,7 +150,10 @@ std::string sentence_of(const pb::EventRecord& e) {
       {&events::kJobDone, fmt::format("done at step {}", e.step())},
       {&events::kJobStopped, fmt::format("stopped at step {}", e.step())},
       {&events::kJobFailed, "the job failed"}};
-  const std::string why = after_colon(e.cause()) + after_colon(e.detail());
+  const bool ended = events::outcome_of(e.event()) != pb::JobStatus::UNKNOWN;
+  const std::string why =
+      after_colon(e.cause()) +
+      after_colon(ended ? rundir::end_detail(e) : e.detail());
   for (const auto& [kind, sentence] : sentences)
     if (e.event() == *kind) return sentence + why;
   std::string name = e.event();

@@ -271,8 +271,13 @@ std::optional<RunEnd> end_of_run(const std::string& run) {
   if (!last.ok()) return std::nullopt;
   const auto outcome = events::outcome_of(last->event());
   if (outcome == pb::JobStatus::UNKNOWN) return std::nullopt;
-  return RunEnd{outcome, last->cause(), last->detail(), last->step(),
+  return RunEnd{outcome, last->cause(), end_detail(*last), last->step(),
                 last->time()};
+}
+
+std::string end_detail(const pb::EventRecord& e) {
+  if (e.seconds() <= 0) return e.detail();
+  return e.detail() + " until " + time_of_day(e.time() + e.seconds());
 }
 
 std::string end_text(const RunEnd& end, const std::string& run) {

@@ -122,6 +122,9 @@ struct RunEnd {
   double time = 0;  // unix seconds
 };
 std::optional<RunEnd> end_of_run(const std::string& run);
+// The detail of the event by which a run ended, and until when a state that is
+// only in memory stays there.
+std::string end_detail(const pb::EventRecord& event);
 // "stopped at step 7, 2026-11-22 19:13:12 UTC; to continue: remesh resume RUN".
 std::string end_text(const RunEnd& end, const std::string& run);
 // "2026-11-22 19:13:12 UTC", and "19:13:12"; local time.

@@ -209,11 +209,16 @@ TEST_F(WorkerStatesTest, StayAfterASecondInterrupt) {
   TinyCoordinator& c = coordinator_;
   start_one("a");
   run_generation(c, assignment({"a"}, 1, "step_ms=1"));
+  const auto segment = fs::directory_iterator(states_of("a"))->path();
   testing::send_signal(pids_["a"], SIGTERM);
   ASSERT_TRUE(c.run_until([&] { return c.report("a").leaving(); }));
   usleep(1'100'000);  // a second one within a second does not count
+  // From now on, and not since it last looked after them.
+  const auto before = fs::file_time_type::clock::now() - std::chrono::hours(1);
+  fs::last_write_time(segment, before);
   EXPECT_EQ(stop("a", SIGTERM), 130);
   EXPECT_EQ(num_entries(states_of("a")), 1);
+  EXPECT_NE(fs::last_write_time(segment), before);
 }
 
 }  // namespace

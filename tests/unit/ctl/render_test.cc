@@ -11,6 +11,7 @@
 #include "coordinator/ctl/follower.h"
 #include "coordinator/ctl/status_view.h"
 #include "coordinator/ctl/summary.h"
+#include "coordinator/rundir/run_dir.h"
 
 namespace remesh::ctl {
 namespace {
@@ -132,6 +133,13 @@ TEST_F(RenderTest, EventTexts) {
   pb::EventRecord training = event("training", 0);
   training.set_seconds(0.42);
   EXPECT_EQ(event_text(training), "training resumed on dp1 after 0.4s");
+  pb::EventRecord stopped = event("job_stopped", 100);
+  stopped.set_step(3);
+  stopped.set_detail("step 3 is in the memory of w1");
+  stopped.set_seconds(600);
+  EXPECT_EQ(event_text(stopped),
+            "stopped at step 3: step 3 is in the memory of w1 until " +
+                rundir::time_of_day(700));
   // An event that this version has no text for shows all its fields.
   pb::EventRecord other = event("change_put_off", 0);
   other.set_cause("disk full");

@@ -544,6 +544,11 @@ TEST_F(RunDirTest, TheLastEventTellsHowARunEnded) {
       end_text({.outcome = pb::JobStatus::DONE, .step = 7, .time = 100}, "/r"),
       "finished at step 7, " + date_text(100) +
           "; to train further: remesh resume /r --set train.steps=14");
+  e.set_detail("step 7 is in the memory of a");
+  e.set_seconds(600);
+  put(events_path(dir_), event_line(e) + "\n");
+  EXPECT_EQ(end_of_run(dir_)->detail,
+            "step 7 is in the memory of a until " + time_of_day(700));
   pb::EventRecord again;
   again.set_event("coordinator_restarted");
   put(events_path(dir_), event_line(e) + "\n" + event_line(again) + "\n");

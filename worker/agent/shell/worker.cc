@@ -385,6 +385,7 @@ void Worker::look_for_lost_states() {
 
 void Worker::remove_states() {
   if (states_after_ == States::kKept) {
+    refresh_states(monotonic_ms());  // their time begins now
     // A rank that failed before its first step leaves a segment without states.
     const InventoryTaken held =
         take_inventory(scratch_->state_folder(), state_job_);
