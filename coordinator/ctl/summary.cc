@@ -102,7 +102,8 @@ std::string event_rows(const RunSummary& s) {
 // The commands stay in one piece.
 std::string next_rows(const RunSummary& s, const Style& style) {
   std::vector<std::string> next = {s.resume};
-  if (s.outcome == pb::JobStatus::DONE) next = longer_advice(s.job, s.resume);
+  if (s.outcome == pb::JobStatus::DONE)
+    next = longer_advice(s.job, s.resume, s.last);
   if (s.outcome == pb::JobStatus::FAILED) {
     next.push_back("less " +
                    shell_quoted(rundir::coordinator_log_path(s.run_dir)));
@@ -136,8 +137,9 @@ void RunSummary::add(pb::EventRecord e) {
   if (e.time() >= began) events.push_back(std::move(e));
 }
 
-std::vector<std::string> longer_advice(const pb::Job& job,
-                                       const std::string& resume) {
+std::vector<std::string> longer_advice(
+    const pb::Job& job, const std::string& resume,
+    const std::optional<pb::StepMetrics>& made) {
   const int64_t steps = job.train().steps();
   const int64_t end = job.schedule().total_steps();
   const std::string longer =
@@ -153,7 +155,11 @@ std::vector<std::string> longer_advice(const pb::Job& job,
   // The rate of the last step that was made, and of the next one with either
   // command.
   const auto rate = [](double r) { return fmt::format("{:.2e}", r); };
-  const std::string last = rate(jobfile::learning_rate(*before, steps - 1));
+  // The job may have changed since that step.
+  const std::string last =
+      rate(made && made->step() == steps && made->has_lr()
+               ? made->lr()
+               : jobfile::learning_rate(*before, steps - 1));
   const std::string next = rate(jobfile::learning_rate(*before, steps));
   const std::string raised = rate(jobfile::learning_rate(*after, steps));
   if (raised == next) return {longer};

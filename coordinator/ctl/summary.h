@@ -38,9 +38,10 @@ struct RunSummary {
 };
 
 // The command that trains a finished job twice as long, and what happens to the
-// learning rate.
-std::vector<std::string> longer_advice(const pb::Job& job,
-                                       const std::string& resume);
+// learning rate. `made`: the last step, if there is one.
+std::vector<std::string> longer_advice(
+    const pb::Job& job, const std::string& resume,
+    const std::optional<pb::StepMetrics>& made = std::nullopt);
 
 std::string summary_text(const RunSummary& s, const Style& style);
 

@@ -282,7 +282,7 @@ namespace {
 // How another schedule changes the learning rate of the step after `done`,
 // compared with that of the last step made.
 std::string learning_rate_text(const pb::Job& run, const pb::Job& job,
-                               int64_t done) {
+                               const std::string& dir, int64_t done) {
   const auto before = jobfile::lr_schedule(run);
   const auto after = jobfile::lr_schedule(job);
   if (!before.ok() || !after.ok()) return "";
@@ -290,12 +290,17 @@ std::string learning_rate_text(const pb::Job& run, const pb::Job& job,
   const std::string would = rate(jobfile::learning_rate(*before, done));
   const std::string is = rate(jobfile::learning_rate(*after, done));
   if (would == is) return "";
+  // The job may have changed since that step.
+  const auto recent = recent_metrics(dir);
+  const bool known =
+      !recent.empty() && recent.back().step() == done && recent.back().has_lr();
+  const std::string last = rate(
+      known ? recent.back().lr() : jobfile::learning_rate(*before, done - 1));
   return fmt::format(
       "step {} has {} after {} at step {}, because schedule.total_steps "
       "follows train.steps; to keep the schedule, by which it would have {}, "
       "add --set schedule.total_steps={}",
-      done + 1, is, rate(jobfile::learning_rate(*before, done - 1)), done,
-      would, run.schedule().total_steps());
+      done + 1, is, last, done, would, run.schedule().total_steps());
 }
 
 Status check_steps(const pb::Job& job, const std::string& run,
@@ -448,7 +453,7 @@ Result<JobChange> check_job(FileSystem& fs, const Continuation& with,
   JobChange change{.keys = jobfile::changes_text(*held, job)};
   const std::set<std::string> keys = keys_of(asked);
   if (newest.step > 0 && std::none_of(keys.begin(), keys.end(), moves_rate))
-    change.learning_rate = learning_rate_text(*held, job, newest.step);
+    change.learning_rate = learning_rate_text(*held, job, run, newest.step);
   return change;
 }
 

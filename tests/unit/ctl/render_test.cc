@@ -304,7 +304,7 @@ TEST_F(RenderTest, Summary) {
 What to try next:
   remesh resume runs/r --local 2 --set train.steps=8 --set schedule.total_steps=4
       (step 5 has a learning rate of
-        1.00e-04 after 2.32e-04 at step 4;
+        1.00e-04 after 1.00e-03 at step 4;
         without the last --set, 5.50e-04)
   remesh checkpoint inspect runs/r
   remesh status runs/r

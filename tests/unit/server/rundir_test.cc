@@ -789,6 +789,10 @@ TEST_F(RunDirTest, FewerStepsThanFinishedAreRefusedAndARateJumpIsReported) {
             "train.steps 200 -> 100, schedule.total_steps 200 -> 100");
   EXPECT_EQ(bent->learning_rate.substr(0, 53),
             "step 101 has 1.00e-04 after 7.83e-04 at step 100, bec");
+  m.set_lr(0.5);  // made with another one
+  put(metrics_path(dir_), metrics_line(m) + "\n");
+  EXPECT_EQ(check({"train.steps=100"})->learning_rate.substr(0, 53),
+            "step 101 has 1.00e-04 after 5.00e-01 at step 100, bec");
   EXPECT_EQ(
       check({"train.steps=400", "schedule.total_steps=200"})->learning_rate,
       "");
