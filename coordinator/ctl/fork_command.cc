@@ -12,6 +12,7 @@
 #include "coordinator/rundir/line_file.h"
 #include "coordinator/rundir/lines.h"
 #include "coordinator/rundir/run_dir.h"
+#include "coordinator/server/journal.h"
 #include "proto/base/clock.h"
 #include "proto/base/sharing.h"
 #include "proto/base/text.h"
@@ -177,6 +178,10 @@ Result<int> fork_run(const ForkOptions& o) {
   RETURN_IF_ERROR(share_new_files(/*group=*/""));
   const auto files = posix_file_system();
   ASSIGN_OR_RETURN(const std::string run, rundir::find_run(o.run));
+  if (const auto journal =
+          server::read_journal(*files, rundir::journal_path(run));
+      journal.ok())
+    RETURN_IF_ERROR(rundir::check_unedited(*files, run, *journal));
   ASSIGN_OR_RETURN(const pb::Job before, rundir::load_resolved({}, run));
   ASSIGN_OR_RETURN(pb::Job job, rundir::load_resolved({"", o.set}, run));
   ASSIGN_OR_RETURN(

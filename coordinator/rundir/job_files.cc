@@ -409,12 +409,19 @@ Status check_identity(FileSystem& fs, bool accept_edits, const std::string& run,
   const std::string edits = jobfile::changes_text(written, *file);
   if (edits.empty()) return ok_status();
   return invalid_argument(fmt::format(
-      "{} was edited by hand: {}. Take that with --accept-edits, or undo it; "
+      "{} was edited by hand: {}. Continue the run with --accept-edits to take "
+      "that, or undo it; "
       "`--set section.key=value` changes a key without editing",
       job_path(run), edits));
 }
 
 }  // namespace
+
+Status check_unedited(FileSystem& fs, const std::string& run,
+                      const pb::Durable& journal) {
+  return check_identity(fs, is_unedited(fs, run), run, job_of_run(fs, run),
+                        journal);
+}
 
 Result<JobChange> check_job(FileSystem& fs, const Continuation& with,
                             const std::string& run,

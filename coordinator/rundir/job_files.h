@@ -96,6 +96,10 @@ struct Continuation {
 // `journal`: of the run; null if it has none.
 Result<JobChange> check_job(FileSystem& fs, const Continuation& with,
                             const std::string& run, const pb::Durable* journal);
+// InvalidArgument if somebody has edited job.toml in the run, Corrupt if it is
+// not of the same run as the journal.
+Status check_unedited(FileSystem& fs, const std::string& run,
+                      const pb::Durable& journal);
 // Makes `job` the job of the run directory: writes job.toml. `run_id`: in a
 // comment, with a hash by which check_job() knows the file from one that was
 // edited; 0 if unknown.

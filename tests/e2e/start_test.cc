@@ -172,6 +172,11 @@ TEST_F(StartTest, AJobFileEditedInTheRunIsRefused) {
   expect_text(refused.output, "edited by hand: optimizer.lr 0.001 -> 0.01");
   EXPECT_EQ(c().status()["state"], "done");
   EXPECT_EQ(testing::read_whole(file), text);
+  const Finished fork =
+      c().remesh({"fork", c().run_dir(), "--out", c().folder() + "/fork",
+                  "--set", "train.steps=25"});
+  EXPECT_EQ(fork.exit.code, 2) << fork.output;
+  expect_text(fork.output, "edited by hand: optimizer.lr 0.001 -> 0.01");
   resume.emplace_back("--accept-edits");
   const Finished taken = c().remesh(resume);
   EXPECT_EQ(taken.exit.code, 0) << taken.output;

@@ -830,6 +830,7 @@ TEST_F(RunDirTest, EditsOfTheJobFileInARunAreTakenOnlyOnRequest) {
   EXPECT_NE(refused.message().find("edited by hand: train.log_every 1 -> 7"),
             std::string::npos)
       << refused.message();
+  EXPECT_EQ(check_unedited(*fs, dir_, journal).code(), Code::kInvalidArgument);
   EXPECT_EQ(check(true)->keys, "train.log_every 1 -> 7");
   edit("\nseed = 1\n", "\nseed = 2\n");
   EXPECT_NE(check(true).status().message().find("train.seed: the run has 1"),
@@ -837,6 +838,7 @@ TEST_F(RunDirTest, EditsOfTheJobFileInARunAreTakenOnlyOnRequest) {
       << "that is another training";
   put(job_path(dir_), whole + "\n# a comment of a user\n");
   EXPECT_TRUE(check(false).ok());
+  EXPECT_TRUE(check_unedited(*fs, dir_, journal).ok());
   // Files of two runs.
   journal.set_run_id(5);
   const Status mixed = check(true).status();
