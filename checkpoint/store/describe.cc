@@ -108,6 +108,8 @@ std::string describe(const VerifyReport& r) {
   std::string text;
   for (const std::string& p : r.problems) text += "problem: " + p + "\n";
   for (const std::string& w : r.warnings) text += "warning: " + w + "\n";
+  // Without its manifest, or under the name of another step.
+  if (r.num_files == 0) return text + "NOT USABLE\n";
   text +=
       fmt::format("{}: step {}, {} elements, {} files, {} read in {}\n",
                   r.ok ? "ok" : "DAMAGED", r.step, r.num_elements, r.num_files,

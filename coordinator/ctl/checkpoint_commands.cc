@@ -54,7 +54,11 @@ Result<int> list(const CheckpointOptions& options) {
   ASSIGN_OR_RETURN(const std::string folder,
                    checkpoint_folder_of(options.target));
   const auto system = posix_file_system();
-  ASSIGN_OR_RETURN(const auto found, manifest::scan(*system, folder));
+  ASSIGN_OR_RETURN(auto found, manifest::scan(*system, folder));
+  const auto run = rundir::find_run(options.target);
+  const uint64_t id = run.ok() ? rundir::run_id_of(*system, *run) : 0;
+  for (manifest::Found& f : found)
+    if (f.status.ok()) f.status = manifest::check_run(f.manifest, id);
   if (options.json) {
     auto array = nlohmann::ordered_json::array();
     for (const auto& f : found) {

@@ -140,7 +140,7 @@ std::string sentence_of(const pb::EventRecord& e) {
       {&events::kCheckpoint,
        fmt::format("checkpoint of step {} saved", e.step())},
       {&events::kCheckpointFailed, "checkpoint not saved"},
-      {&events::kCheckpointDamaged, "damaged checkpoint skipped"},
+      {&events::kCheckpointDamaged, "unusable checkpoint skipped"},
       // For slots, or for a worker that holds the newest state.
       {&events::kWaiting, "waiting"},
       {&events::kWaitingForState, "waiting"},

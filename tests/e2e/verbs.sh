@@ -79,6 +79,12 @@ same "after --dry-run" "4 6 8" "$(steps run)"
 expect 0 "removed" remesh checkpoint prune run --keep 1
 same "after prune" "4 8" "$(steps run)"
 
+expect 0 "" remesh fork run --out fork --set train.steps=9
+cp -r run/checkpoints/step-00000004 fork/checkpoints
+expect 0 "4  not usable: belongs to another run" remesh checkpoint list fork
+mv fork/checkpoints/step-0000000{8,9}
+expect 3 "NOT USABLE" remesh checkpoint verify fork
+
 expect 0 "" remesh model export run --out model --dtype fp32
 expect 0 "" remesh model import model --out imported
 expect 0 "" remesh model export imported --out again --dtype fp32 --like model

@@ -133,6 +133,11 @@ TEST_F(RenderTest, EventTexts) {
   pb::EventRecord training = event("training", 0);
   training.set_seconds(0.42);
   EXPECT_EQ(event_text(training), "training resumed on dp1 after 0.4s");
+  pb::EventRecord skipped = event("checkpoint_damaged", 0);
+  skipped.set_cause("step-00000004: belongs to another run");
+  EXPECT_EQ(event_text(skipped),
+            "unusable checkpoint skipped: step-00000004: belongs to another "
+            "run");
   pb::EventRecord stopped = event("job_stopped", 100);
   stopped.set_step(3);
   stopped.set_detail("step 3 is in the memory of w1");
