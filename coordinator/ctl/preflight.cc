@@ -375,7 +375,7 @@ std::string needs_text(const std::vector<Need>& needs, const Style& style) {
                    n.fatal ? Tone::kBad : Tone::kNotice, style) +
              "\n";
   }
-  return out;
+  return fold(out, style.width);
 }
 
 nlohmann::ordered_json needs_json(const std::vector<Need>& needs) {

@@ -9,6 +9,7 @@
 #include <nlohmann/json.hpp>
 
 #include "coordinator/ctl/follower.h"
+#include "coordinator/ctl/preflight.h"
 #include "coordinator/ctl/status_view.h"
 #include "coordinator/ctl/summary.h"
 #include "coordinator/rundir/run_dir.h"
@@ -574,6 +575,15 @@ TEST_F(RenderTest, LongLinesAreFoldedBetweenWords) {
             "to continue:\n  remesh resume r");
   EXPECT_EQ(fold("\x1b[31mred words\x1b[0m \u2192 x", 13),
             "\x1b[31mred words\x1b[0m \u2192 x");
+  EXPECT_EQ(needs_text({{.what = "schedule",
+                         .needed = "40 steps",
+                         .here = "40 of warm-up",
+                         .problem = "all of the run is warm-up"}},
+                       {.width = 32}),
+            "  schedule      40 steps  40 of\n"
+            "                warm-up\n"
+            "    note:       all of the run\n"
+            "                is warm-up\n");
 }
 
 }  // namespace
