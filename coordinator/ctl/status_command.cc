@@ -13,6 +13,7 @@
 #include "coordinator/rundir/line_file.h"
 #include "coordinator/rundir/lines.h"
 #include "coordinator/rundir/run_dir.h"
+#include "coordinator/server/journal.h"
 #include "proto/base/clock.h"
 #include "proto/data/index.h"
 #include "proto/rundir/file_tail.h"
@@ -97,7 +98,13 @@ std::vector<std::string> validated_members(const std::string& run) {
 pb::JobStatus status_of_files(const std::string& run) {
   pb::JobStatus s;
   s.set_run_dir(run);
-  if (const auto job = rundir::load_resolved({}, run); job.ok()) {
+  if (auto job = rundir::load_resolved({}, run); job.ok()) {
+    // What somebody has edited there counts once the run has taken it.
+    const auto fs = posix_file_system();
+    const auto journal = server::read_journal(*fs, rundir::journal_path(run));
+    if (journal.ok() && rundir::check_unedited(*fs, run, *journal).code() ==
+                            Code::kInvalidArgument)
+      *job = journal->job();
     s.set_job(job->job().name());
     s.set_steps(job->train().steps());
     *s.mutable_parallel() = job->parallel();
