@@ -124,9 +124,10 @@ void Follower::ask_status(int64_t now_ms) {
   status_client_.send(status_request());
   std::error_code error;
   const bool there = std::filesystem::exists(run_dir_, error) || error;
-  was_there_ |= there;
+  // A coordinator that does not get that far removes what it has made.
+  had_address_ |= status_client_.waiting();
   // Without its address the coordinator cannot be asked.
-  if (!status_client_.waiting()) note_gone(was_there_ && !there);
+  if (!status_client_.waiting()) note_gone(had_address_ && !there);
 }
 
 void Follower::note_status(const pb::JobStatus& status) {

@@ -74,7 +74,7 @@ class Follower {
   bool lacks_slots_ = false;  // likewise
   bool has_workers_ = false;  // likewise
   std::string problem_;       // likewise; "": none
-  bool was_there_ = false;    // the run directory
+  bool had_address_ = false;  // the run directory
   bool gone_ = false;
   bool saw_step_ = false;
   // A wait for slots, shown if it does not end at once.

@@ -5,6 +5,7 @@
 
 #include <cmath>
 #include <cstdlib>
+#include <filesystem>
 #include <limits>
 #include <nlohmann/json.hpp>
 
@@ -13,6 +14,7 @@
 #include "coordinator/ctl/status_view.h"
 #include "coordinator/ctl/summary.h"
 #include "coordinator/rundir/run_dir.h"
+#include "tests/testing/files.h"
 
 namespace remesh::ctl {
 namespace {
@@ -559,6 +561,17 @@ TEST(Render, AScreenIsCutToTheTerminal) {
             "one\n\x1b[31mtwo\x1b[0m\n\u00e4\u00f6\u00fc\nkey");
   EXPECT_EQ(fit(text, 80, 2, "keys"), "one\nkeys");
   EXPECT_EQ(fit("", 80, 1, "keys"), "keys");
+}
+
+TEST(Follower, AFailedStartMayRemoveItsRunDirectory) {
+  const testing::TempDir dir;
+  Screen screen;
+  Follower follower(pb::Job(), dir.path() + "/run", &screen);
+  std::filesystem::create_directory(dir.path() + "/run");
+  follower.poll(/*now_ms=*/10'000, /*now_unix=*/0);
+  std::filesystem::remove(dir.path() + "/run");
+  follower.poll(/*now_ms=*/20'000, /*now_unix=*/0);
+  EXPECT_FALSE(follower.run_dir_gone());
 }
 
 TEST_F(RenderTest, LongLinesAreFoldedBetweenWords) {
