@@ -292,6 +292,12 @@ Need shm_need(const PreflightOptions& o, const Ranks& r) {
         o.shared);
     return n;
   }
+  if (access(o.shared.c_str(), W_OK) != 0) {
+    n.problem = o.shared +
+                " cannot be written: mount it for writing, or set "
+                "elastic.keep_state = false";
+    return n;
+  }
   uint64_t room = room_at(o.shared);
   for (const std::string& folder : memory::state_folders(o.shared))
     for (const auto& f : memory::list_segments(folder, o.state_job))

@@ -1,6 +1,7 @@
 #include "coordinator/ctl/preflight.h"
 
 #include <gtest/gtest.h>
+#include <sys/mount.h>
 
 #include <algorithm>
 
@@ -51,6 +52,18 @@ TEST(PreflightTest, ATmpfsWithoutALimitHasRoom) {
   const testing::SmallDisk unlimited(dir.path() + "/shm", 0);
   if (!unlimited.mounted()) GTEST_SKIP() << "needs mount";
   EXPECT_EQ(problem_of(unlimited.path(), dir.path() + "/run"), "");
+}
+
+TEST(PreflightTest, AReadOnlyFolderOfStatesIsANeedThatIsNotMet) {
+  const testing::TempDir dir;
+  const testing::SmallDisk disk(dir.path() + "/shm", 1 << 24);
+  if (!disk.mounted()) GTEST_SKIP() << "needs mount";
+  EXPECT_EQ(problem_of(disk.path(), dir.path() + "/run"), "");
+  ASSERT_EQ(
+      mount("", disk.path().c_str(), nullptr, MS_REMOUNT | MS_RDONLY, nullptr),
+      0);
+  EXPECT_NE(problem_of(disk.path(), dir.path() + "/run").find("cannot be wr"),
+            std::string::npos);
 }
 
 // A coordinator may be on a host that has no data.
