@@ -252,7 +252,9 @@ class RunJob {
     RunSummary s{.resume = resume_command(job_, options_, run_dir_),
                  .run_dir = rundir::short_path(run_dir_),
                  .job = job_};
-    s.outcome = code == kExitFailed         ? pb::JobStatus::FAILED
+    // Also for want of a coordinator that takes the job file.
+    const bool failed = code == kExitFailed || code == kExitUsage;
+    s.outcome = failed                      ? pb::JobStatus::FAILED
                 : supervisor_.interrupted() ? pb::JobStatus::UNKNOWN
                                             : follower_->outcome();
     s.began = began_;
@@ -274,7 +276,7 @@ class RunJob {
     // Without its folder there is nothing to sum up or to continue.
     if (std::filesystem::exists(run_dir_, error))
       screen_.line(summary_text(s, screen_.style()));
-    if (code != kExitFailed) return;
+    if (!failed) return;
     std::string reason = supervisor_.reason();
     if (reason.empty()) reason = follower_->reason();
     if (reason.empty())

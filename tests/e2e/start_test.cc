@@ -30,6 +30,17 @@ class StartTest : public E2e {
   static void expect_text(const std::string& text, const std::string& part) {
     EXPECT_NE(text.find(part), std::string::npos) << text;
   }
+  // As somebody does by hand. Returns the new text.
+  static std::string edit_rate(const std::string& job_file) {
+    const std::string before = "\nlr = 0.001\n";
+    std::string text = testing::read_whole(job_file);
+    const size_t at = text.find(before);
+    EXPECT_NE(at, std::string::npos) << text;
+    if (at == std::string::npos) return text;
+    text.replace(at, before.size(), "\nlr = 0.01\n");
+    testing::write_whole(job_file, text);
+    return text;
+  }
   // A run whose newest state is ahead of its metrics, and that nobody runs.
   // Returns the last step in the metrics.
   int64_t leave_states_ahead() {
@@ -160,11 +171,7 @@ TEST_F(StartTest, AJobFileEditedInTheRunIsRefused) {
   c().start_run(1);
   expect_exit(c().run(), 0);
   const std::string file = c().run_dir() + "/job.toml";
-  std::string text = testing::read_whole(file);
-  const std::string before = "\nlr = 0.001\n";
-  ASSERT_NE(text.find(before), std::string::npos) << text;
-  text.replace(text.find(before), before.size(), "\nlr = 0.01\n");
-  testing::write_whole(file, text);
+  const std::string text = edit_rate(file);
   std::vector<std::string> resume = {"resume", c().run_dir(), "--local",
                                      "1",      "--set",       "train.steps=25"};
   const Finished refused = c().remesh(resume);
@@ -183,6 +190,17 @@ TEST_F(StartTest, AJobFileEditedInTheRunIsRefused) {
   expect_text(c().events_named("job_changed").back()["detail"],
               "optimizer.lr 0.001 -> 0.01");
   expect_sequence(25);
+}
+
+TEST_F(StartTest, ARunWhoseCoordinatorCannotRestartSaysWhy) {
+  make(endless());
+  c().start_run(1);
+  ASSERT_TRUE(c().wait_for_step(3));
+  edit_rate(c().run_dir() + "/job.toml");
+  testing::send_signal(c().status()["coordinator"]["pid"], SIGKILL);
+  expect_exit(c().run(), 2);
+  expect_text(c().run().output(), "failed at step ");
+  expect_text(c().run().output(), "cannot be started again: exit code 2: ");
 }
 
 TEST_F(StartTest, AnIgnoredHangupSignalStaysIgnored) {
