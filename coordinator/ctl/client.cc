@@ -224,6 +224,26 @@ rundir::NewestState newest_state_of(const std::string& run) {
                               journal.ok() ? &*journal : nullptr);
 }
 
+Result<int> running_coordinator(const rundir::Continuation& with,
+                                const std::string& run) {
+  constexpr int64_t kBeginMs = 10'000;
+  int holder = rundir::RunLock::holder(run);
+  for (const int64_t since_ms = monotonic_ms();
+       holder > 0 && access(rundir::job_path(run).c_str(), F_OK) != 0 &&
+       monotonic_ms() - since_ms < kBeginMs;
+       holder = rundir::RunLock::holder(run))
+    wait_for_next_poll();
+  if (holder == 0) return 0;
+  ASSIGN_OR_RETURN(const rundir::JobChange change,
+                   rundir::check_job(*posix_file_system(), with, run,
+                                     /*journal=*/nullptr));
+  if (change.keys.empty()) return holder;
+  return invalid_argument(fmt::format(
+      "{}: a coordinator (pid {}) runs this job with other settings ({}); stop "
+      "it first (remesh stop {}), or give another --run-dir",
+      run, holder, change.keys, rundir::typed_path(run)));
+}
+
 std::string why_not_running(const std::string& run,
                             const rundir::NewestState& newest) {
   if (const auto end = rundir::end_of_run(run)) {

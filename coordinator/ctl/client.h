@@ -5,6 +5,7 @@
 #include <optional>
 #include <string>
 
+#include "coordinator/rundir/job_files.h"
 #include "coordinator/rundir/newest_state.h"
 #include "proto/base/status.h"
 #include "proto/control.pb.h"
@@ -43,6 +44,11 @@ pb::Command status_request();
 // Where the newest state of a run is that has no coordinator, as far as this
 // host can see: rundir::newest_state() with the run's own journal and job.
 rundir::NewestState newest_state_of(const std::string& run);
+// The coordinator that runs the job in that directory already, a pid; 0 if
+// there is none. InvalidArgument if its job is another one. Waits for one that
+// has just begun, and has not written its job yet.
+Result<int> running_coordinator(const rundir::Continuation& with,
+                                const std::string& run);
 // Why a run has no coordinator, and how to continue it from that state.
 std::string why_not_running(const std::string& run,
                             const rundir::NewestState& newest);

@@ -71,7 +71,9 @@ class RunJob {
       RETURN_IF_ERROR(program_beside("remesh-trainer").status());
     }
     follower_ = std::make_unique<Follower>(job_, run_dir_, &screen_);
-    dispatch(Begin{.lock_holder = rundir::RunLock::holder(run_dir_)});
+    ASSIGN_OR_RETURN(const int holder,
+                     running_coordinator({job_, options_.set}, run_dir_));
+    dispatch(Begin{.lock_holder = holder});
     return ok_status();
   }
 
@@ -318,16 +320,8 @@ Status check_run(const RunOptions& o, const rundir::OpenedJob& opened) {
                      : "; the job given is another one (" + keys +
                            "): give another --run-dir to train that"));
   }
-  if (holder == 0) return ok_status();  // the coordinator checks the rest
-  ASSIGN_OR_RETURN(
-      const rundir::JobChange change,
-      rundir::check_job(*posix_file_system(), {opened.job, o.set}, run,
-                        /*journal=*/nullptr));
-  if (change.keys.empty()) return ok_status();
-  return invalid_argument(fmt::format(
-      "{}: a coordinator (pid {}) runs this job with other settings ({}); stop "
-      "it first (remesh stop {}), or give another --run-dir",
-      run, holder, change.keys, rundir::typed_path(run)));
+  // A coordinator checks the rest.
+  return running_coordinator({opened.job, o.set}, run).status();
 }
 
 // What the run needs on this host, and an error if it cannot start for lack of

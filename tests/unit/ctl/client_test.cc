@@ -1,0 +1,49 @@
+#include "coordinator/ctl/client.h"
+
+#include <gtest/gtest.h>
+#include <unistd.h>
+
+#include <chrono>
+#include <future>
+#include <thread>
+
+#include "coordinator/rundir/job_files.h"
+#include "coordinator/rundir/run_dir.h"
+#include "parallel/jobfile/jobfile.h"
+#include "proto/base/file_system.h"
+#include "tests/testing/files.h"
+
+namespace remesh::ctl {
+namespace {
+
+pb::Job job_of(const std::string& steps) {
+  const auto parsed = jobfile::parse_job(
+      "", {}, {"data.path=/d", "train.seq_len=32", "train.steps=" + steps});
+  EXPECT_TRUE(parsed.ok()) << parsed.status().message();
+  jobfile::DataInfo info;
+  info.vocab_size = 257;
+  return jobfile::resolve(parsed.value(), info).value();
+}
+
+// It has the lock of the directory before it writes its job there.
+TEST(RunningCoordinator, IsComparedOnceItsJobIsWritten) {
+  const testing::TempDir dir;
+  const std::string run = dir.path() + "/run";
+  EXPECT_EQ(running_coordinator({job_of("3"), {}}, run).value(), 0);
+  const auto lock = rundir::RunLock::acquire(run);
+  ASSERT_TRUE(lock.ok()) << lock.status().message();
+  auto answer = std::async(std::launch::async, [&] {
+    return running_coordinator({job_of("3"), {}}, run);
+  });
+  std::this_thread::sleep_for(std::chrono::milliseconds(300));
+  const auto fs = posix_file_system();
+  ASSERT_TRUE(rundir::write_job(*fs, job_of("4"), run).ok());
+  const Status refused = answer.get().status();
+  EXPECT_EQ(refused.code(), Code::kInvalidArgument);
+  EXPECT_NE(refused.message().find("(train.steps 4 -> 3"), std::string::npos)
+      << refused.message();
+  EXPECT_EQ(running_coordinator({job_of("4"), {}}, run).value(), getpid());
+}
+
+}  // namespace
+}  // namespace remesh::ctl
