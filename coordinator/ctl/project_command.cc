@@ -60,6 +60,7 @@ struct Projection {
   planner::CheckpointRestart restart;
   double interval_s = 0;
   planner::InMemoryRecovery memory;
+  bool one_node = false;  // no state in memory survives its loss
   Way from_checkpoints, from_memory;
   double power_w = 0;  // of a device; 0: unknown
   double price = 0;    // of a device-hour; 0: unknown
@@ -88,9 +89,11 @@ Projection projection_of(const ProjectOptions& o,
                                         p.state_bytes / shards);
   // Data-parallel devices that hold the same state are replicas already.
   const bool copied = shards * 2 > devices;
+  // A lost node takes its replicas along.
+  p.one_node = q.devices <= q.machine.node_devices;
   p.memory = {
       .mtbf_s = p.mtbf_s,
-      .recover_s = o.recover_s + copy_s,
+      .recover_s = p.one_node ? p.restart.restart_s : o.recover_s + copy_s,
       .step_s = step_s,
       .lost_share = std::min(1.0, q.machine.node_devices / devices),
       .replace_s = o.replace_s,
@@ -100,7 +103,8 @@ Projection projection_of(const ProjectOptions& o,
     return Way{goodput, p.steps_s / goodput};
   };
   p.from_checkpoints = way(planner::goodput(p.restart, p.interval_s));
-  p.from_memory = way(planner::goodput(p.memory));
+  p.from_memory =
+      p.one_node ? p.from_checkpoints : way(planner::goodput(p.memory));
   p.power_w = planner::device_power_w(
       cluster.device().busy_w(), cluster.device().idle_w(), plan.cost.terms);
   p.price = o.price_per_hour >= 0 ? o.price_per_hour
@@ -168,14 +172,20 @@ std::string text_of(const ProjectOptions& o, const planner::SearchRequest& q,
       plan.settings(), plan.cost.total_s, plan.cost.tokens_per_s,
       100 * plan.cost.mfu, short_number(o.tokens), p.steps);
   out += ways_text(p, devices);
-  out += fmt::format(
-      "\nfailures: one every {} ({:.0f} h for a device), {:.0f} in the run\n",
-      duration(p.mtbf_s), o.mtbf_hours, p.from_memory.train_s / p.mtbf_s);
-  out += fmt::format(
-      "recovery from memory: {} to the next step, then {:.2f} % fewer devices "
-      "for {}; replicas cost {:.1f} % of a step\n",
-      duration(p.memory.recover_s), 100 * p.memory.lost_share,
-      duration(p.memory.replace_s), 100 * p.memory.replica_share);
+  out += fmt::format("\nfailures: one every {} ({:g} h for a device)",
+                     duration(p.mtbf_s), o.mtbf_hours);
+  if (p.from_memory.ends())
+    out += fmt::format(", {:.0f} in the run", p.from_memory.train_s / p.mtbf_s);
+  if (p.one_node)
+    out +=
+        "\nrecovery from memory: none, because all devices are in one node; "
+        "from checkpoints as well\n";
+  else
+    out += fmt::format(
+        "\nrecovery from memory: {} to the next step, then {:.2f} % fewer "
+        "devices for {}; replicas cost {:.1f} % of a step\n",
+        duration(p.memory.recover_s), 100 * p.memory.lost_share,
+        duration(p.memory.replace_s), 100 * p.memory.replica_share);
   out += fmt::format(
       "checkpoint-restart: {:.3g} TB in {}, every {} (Daly; Young: {}), {} to "
       "restart\n",

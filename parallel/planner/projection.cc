@@ -29,8 +29,9 @@ double goodput(const CheckpointRestart& c, double interval_s) {
 }
 
 double goodput(const InMemoryRecovery& r) {
-  const double each = r.recover_s + r.step_s / 2 + r.lost_share * r.replace_s;
-  return 1 / (1 + r.replica_share) / (1 + each / r.mtbf_s);
+  const CheckpointRestart step{.mtbf_s = r.mtbf_s, .restart_s = r.recover_s};
+  const double missing = r.lost_share * r.replace_s / r.mtbf_s;
+  return goodput(step, r.step_s) / (1 + r.replica_share) / (1 + missing);
 }
 
 }  // namespace remesh::planner

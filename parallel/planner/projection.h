@@ -31,10 +31,11 @@ double daly_interval_s(const CheckpointRestart& c);
 double goodput(const CheckpointRestart& c, double interval_s);
 
 // Training continues from states in memory, on a smaller mesh until the lost
-// devices are replaced. No finished step is lost: a failure costs its
-// detection and recovery, half a step, and the share of the devices that is
-// gone for the time of the replacement; the state's way to a replica costs a
-// share of every step.
+// devices are replaced. No finished step is lost, so that every step is as a
+// checkpoint that costs no time: a failure costs the step so far, and its
+// detection and recovery, which may fail themselves. In addition the share of
+// the devices that is gone is missing for the time of the replacement, and the
+// state's way to a replica costs a share of every step.
 struct InMemoryRecovery {
   double mtbf_s = 0;
   double recover_s = 0;

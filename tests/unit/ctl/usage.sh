@@ -206,6 +206,8 @@ expect 5 "known: frontier, scaling, torchtitan" "$bin/remesh" plan study chips
 expect 5 "/nowhere.json: no such file" "$bin/remesh" plan study /nowhere.json
 project="plan project --model llama3-8b $on 8"
 expect 0 "checkpoint-restart" "$bin/remesh" $project --tokens 1e12
+expect 0 "none, because all devices are in one node" \
+  "$bin/remesh" $project --tokens 1e12
 expect 2 "--tokens" "$bin/remesh" $project
 expect 2 "--mtbf-hours" "$bin/remesh" $project --tokens 1e12 --mtbf-hours 0
 expect 2 "--tokens" "$bin/remesh" $project --tokens nan
