@@ -166,6 +166,7 @@ Status fit_clusters(const Options& o) {
   RETURN_IF_ERROR(load(o, &in));
   const double before = mape(score(in.clusters, in.samples));
   in.clusters = fit(in.clusters, in.samples);
+  set_errors(in.samples, &in.clusters);
   for (const ClusterFile& c : in.clusters) {
     const std::string text = jobfile::description_text(c.cluster);
     fmt::print("# {}\n{}\n", c.name, text);

@@ -1,5 +1,7 @@
 #include "bench/planner/report.h"
 
+#include <fmt/format.h>
+
 #include <algorithm>
 #include <cmath>
 #include <map>
@@ -107,6 +109,36 @@ std::vector<Scored> score(const std::vector<ClusterFile>& clusters,
   for (const Sample& s : samples)
     out.push_back({s.row, predict(machines[s.cluster], *s.row).tokens_per_s});
   return out;
+}
+
+void set_errors(const std::vector<Sample>& samples,
+                std::vector<ClusterFile>* clusters) {
+  constexpr double kUsual = 0.9, kMost = 0.99;
+  constexpr size_t kFew = 20;
+  const std::vector<Scored> scored = score(*clusters, samples);
+  const auto usual = [&](const auto& counts) {
+    std::vector<std::pair<double, double>> errors;  // with their weights
+    double all = 0;
+    for (size_t i = 0; i < samples.size(); ++i)
+      if (counts(samples[i])) {
+        errors.emplace_back(scored[i].error(), samples[i].weight);
+        all += samples[i].weight;
+      }
+    std::sort(errors.begin(), errors.end());
+    double below = 0;
+    for (const auto& [error, weight] : errors) {
+      below += weight;
+      if (below >= kUsual * all) return std::pair{error, errors.size()};
+    }
+    return std::pair{0.0, errors.size()};
+  };
+  const double any = usual([](const Sample&) { return true; }).first;
+  for (size_t c = 0; c < clusters->size(); ++c) {
+    auto [error, n] = usual([&](const Sample& s) { return s.cluster == c; });
+    if (n < kFew) error = std::max(error, any);
+    (*clusters)[c].cluster.mutable_efficiency()->set_error(
+        std::min(kMost, std::stod(fmt::format("{:.2g}", error))));
+  }
 }
 
 }  // namespace remesh::bench

@@ -33,4 +33,10 @@ Result<std::vector<Sample>> samples_of(const std::vector<ClusterFile>& clusters,
 std::vector<Scored> score(const std::vector<ClusterFile>& clusters,
                           const std::vector<Sample>& samples);
 
+// Sets efficiency.error of each cluster to the error that nine of ten of its
+// samples stay below; where it has few samples, to that of all samples if that
+// is more.
+void set_errors(const std::vector<Sample>& samples,
+                std::vector<ClusterFile>* clusters);
+
 }  // namespace remesh::bench

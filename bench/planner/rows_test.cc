@@ -190,6 +190,24 @@ TEST(Report, RankingsSeeTheOrderAndTheChoice) {
   EXPECT_EQ(rankings(scored)[0].regret, 0);
 }
 
+// 27 of 30 are 8 % off. One sample, and none, are too few.
+TEST(Report, ErrorsAreThoseOfNineOfTenSamples) {
+  auto clusters = read_clusters("deploy/clusters").value();
+  std::vector<Row> rows(
+      31, parse_rows(std::string(kHeader) + kRow, "x.csv").value().front());
+  std::vector<Sample> samples;
+  for (Row& r : rows) samples.push_back({.row = &r, .cluster = 1});
+  const double predicted = score(clusters, samples)[0].predicted;
+  for (size_t i = 0; i < 30; ++i)
+    rows[i].tokens_per_s = predicted / (i < 27 ? 1.08 : 1.5);
+  rows[30].tokens_per_s = predicted;
+  samples[30].cluster = 0;
+  set_errors(samples, &clusters);
+  EXPECT_EQ(clusters[1].cluster.efficiency().error(), 0.08);
+  EXPECT_GE(clusters[0].cluster.efficiency().error(), 0.08);
+  EXPECT_GE(clusters[2].cluster.efficiency().error(), 0.08) << "no samples";
+}
+
 // The shipped constants on the shipped measurements.
 class Validation : public ::testing::Test {
  protected:
@@ -222,6 +240,16 @@ TEST_F(Validation, ThroughputIsWithinItsBounds) {
     EXPECT_LE(r.regret, 0.05) << r.model;
   }
   EXPECT_GE(spearman, 0.88);
+}
+
+TEST_F(Validation, MostRunsAreWithinTheErrorOfTheirCluster) {
+  read("bench/planner/data/throughput_rows.csv");
+  size_t within = 0;
+  for (size_t i = 0; i < samples_.size(); ++i)
+    if (scored_[i].error() <=
+        clusters_[samples_[i].cluster].cluster.efficiency().error())
+      ++within;
+  EXPECT_NEAR(static_cast<double>(within), 0.9 * 252, 0.03 * 252);
 }
 
 TEST_F(Validation, SmallModelsInOneNodeAreWithinTheirBounds) {

@@ -268,10 +268,11 @@ std::string changes_text(const SearchRequest& q, const Plan& best) {
 // --- output
 // -------------------------------------------------------------------
 
-Json plan_json(const Plan& p) {
+Json plan_json(const ClusterChoice& cluster, const Plan& p) {
   Json terms;
   for (const TermName& t : kTerms) terms[t.key] = p.cost.terms.*t.seconds;
   const Layout& l = p.layout;
+  const auto [least, most] = step_range_s(cluster, p);
   return {{"mesh", {{"dp", l.dp}, {"pp", l.pp}, {"tp", l.tp}, {"cp", l.cp}}},
           {"zero_stage", p.shape.zero_stage},
           {"zero_shard_group", p.shape.shard_group},
@@ -281,6 +282,7 @@ Json plan_json(const Plan& p) {
           {"chunks", p.shape.chunks},
           {"recompute", planner::recompute_name(p.shape.recompute)},
           {"step_s", p.cost.total_s},
+          {"step_range_s", most > 0 ? Json{least, most} : Json(nullptr)},
           {"tokens_per_s_per_device", p.cost.tokens_per_s},
           {"mfu", p.cost.mfu},
           {"terms_s", std::move(terms)},
@@ -302,6 +304,23 @@ double parameters_of(const SearchRequest& q) {
   return static_cast<double>(q.model.n_layers) *
              planner::layer_elements(s, {}) +
          planner::vocabulary_elements(s, {}) * (q.model.tie_embeddings ? 1 : 2);
+}
+
+std::pair<double, double> step_range_s(const ClusterChoice& cluster,
+                                       const Plan& plan) {
+  const double error = cluster.cluster.efficiency().error();
+  if (error == 0) return {0, 0};
+  return {plan.cost.total_s * (1 - error), plan.cost.total_s * (1 + error)};
+}
+
+std::string step_range_text(const ClusterChoice& cluster, const Plan& plan) {
+  const auto [least, most] = step_range_s(cluster, plan);
+  if (most == 0) return "";
+  return fmt::format(
+      "  range: {} to {} a step, as nine of ten measured runs were within "
+      "{:.0f} % of their prediction\n",
+      seconds_text(least), seconds_text(most),
+      100 * cluster.cluster.efficiency().error());
 }
 
 Result<SearchRequest> search_request(const ClusterPlanOptions& o,
@@ -370,7 +389,7 @@ Result<std::string> cluster_plan(const ClusterPlanOptions& o,
   }
   if (o.json) {
     Json list = Json::array();
-    for (const Plan& p : plans) list.push_back(plan_json(p));
+    for (const Plan& p : plans) list.push_back(plan_json(cluster, p));
     Json out{{"model", model.name},
              {"parameters", parameters_of(q)},
              {"cluster", cluster.name},
@@ -388,7 +407,8 @@ Result<std::string> cluster_plan(const ClusterPlanOptions& o,
   }
   std::string out = plan_heading(q, model, cluster);
   if (!shown.empty()) {
-    for (const Plan& p : plans) out += "  " + p.settings() + "\n";
+    for (const Plan& p : plans)
+      out += "  " + p.settings() + "\n" + step_range_text(cluster, p);
     return out + breakdown(plans);
   }
   out += ranking(plans);
@@ -396,6 +416,7 @@ Result<std::string> cluster_plan(const ClusterPlanOptions& o,
                      found.considered, found.meshes, found.fitting,
                      found.simulated);
   out += "best: " + plans[0].settings() + "\n";
+  out += step_range_text(cluster, plans[0]);
   return out + limits_text(q, plans[0]) + changes_text(q, plans[0]);
 }
 

@@ -3,6 +3,7 @@
 #pragma once
 
 #include <string>
+#include <utility>
 #include <vector>
 
 #include "coordinator/ctl/descriptions.h"
@@ -40,6 +41,12 @@ std::string plan_heading(const planner::SearchRequest& request,
                          const ModelChoice& model,
                          const ClusterChoice& cluster);
 double parameters_of(const planner::SearchRequest& request);
+// The range in which nine of ten steps are, from what measured runs on such
+// devices took; {0, 0} if that is unknown. As text: a line, or "".
+std::pair<double, double> step_range_s(const ClusterChoice& cluster,
+                                       const planner::Plan& plan);
+std::string step_range_text(const ClusterChoice& cluster,
+                            const planner::Plan& plan);
 
 // The meshes ranked, what limits the best one, and what a change of one of its
 // settings costs; or the time by cause of the meshes that are given. Fails like

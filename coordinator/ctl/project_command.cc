@@ -163,14 +163,15 @@ std::string ways_text(const Projection& p, double devices) {
 
 std::string text_of(const ProjectOptions& o, const planner::SearchRequest& q,
                     const Plan& plan, const Projection& p,
-                    const std::string& heading) {
+                    const ModelChoice& model, const ClusterChoice& cluster) {
   const auto devices = static_cast<double>(q.devices);
-  std::string out = heading;
+  std::string out = plan_heading(q, model, cluster);
   out += fmt::format(
       "  {}: {:.2f} s a step, {:.0f} tokens/s/device, MFU {:.1f} %\n"
-      "  {} tokens in {:.0f} steps\n\n",
+      "{}  {} tokens in {:.0f} steps\n\n",
       plan.settings(), plan.cost.total_s, plan.cost.tokens_per_s,
-      100 * plan.cost.mfu, short_number(o.tokens), p.steps);
+      100 * plan.cost.mfu, step_range_text(cluster, plan),
+      short_number(o.tokens), p.steps);
   out += ways_text(p, devices);
   out += fmt::format("\nfailures: one every {} ({:g} h for a device)",
                      duration(p.mtbf_s), o.mtbf_hours);
@@ -212,8 +213,8 @@ Result<std::string> project_text(const ProjectOptions& o,
   ASSIGN_OR_RETURN(const planner::SearchResult found, search_layouts(q));
   const Plan& plan = found.plans[0];
   const Projection p = projection_of(o, q, plan, cluster.cluster);
-  if (!o.plan.json)
-    return text_of(o, q, plan, p, plan_heading(q, model, cluster));
+  if (!o.plan.json) return text_of(o, q, plan, p, model, cluster);
+  const auto [least, most] = step_range_s(cluster, plan);
   const auto devices = static_cast<double>(q.devices);
   return json_output(
       {{"model", model.name},
@@ -222,6 +223,7 @@ Result<std::string> project_text(const ProjectOptions& o,
        {"tokens", o.tokens},
        {"plan", plan.settings()},
        {"step_s", plan.cost.total_s},
+       {"step_range_s", most > 0 ? Json{least, most} : Json(nullptr)},
        {"steps", p.steps},
        {"mtbf_s", p.mtbf_s},
        {"device_power_w", p.power_w},

@@ -216,11 +216,28 @@ TEST(ClusterPlan, MicroBatchesDivideTheDefaultBatch) {
   EXPECT_EQ(default_batch(int64_t{1} << 30, 8), 1);
 }
 
+// By efficiency.error of the cluster.
+TEST(ClusterPlan, AStepHasARangeLearntFromMeasuredRuns) {
+  const ModelChoice model =
+      find_model("deploy/models/llama3-8b.toml", {}).value();
+  ClusterChoice h100 = find_cluster("deploy/clusters/h100.toml").value();
+  const auto step = [&](double error) {
+    h100.cluster.mutable_efficiency()->set_error(error);
+    const ClusterPlanOptions o{.devices = 8, .json = true};
+    return Json::parse(cluster_plan(o, model, h100).value())["plans"][0];
+  };
+  const Json known = step(0.25);
+  const double step_s = known["step_s"];
+  EXPECT_DOUBLE_EQ(known["step_range_s"][0], 0.75 * step_s);
+  EXPECT_DOUBLE_EQ(known["step_range_s"][1], 1.25 * step_s);
+  EXPECT_TRUE(step(0)["step_range_s"].is_null());
+}
+
 TEST(ClusterPlan, TextSaysWhatLimitsTheBestAndWhatChangesCost) {
   const std::string text = plan("llama3-70b", "h100", {.devices = 64}).value();
   for (const char* part :
        {"70.6B parameters, on 64 x H100 (8 nodes of 8)",
-        "best: ", "largest loss: ", "usable",
+        "best: ", "range: ", "largest loss: ", "usable",
         "with one setting changed:", "slower", "does not fit: "})
     EXPECT_NE(text.find(part), std::string::npos) << part << "\n" << text;
 }

@@ -116,6 +116,7 @@ TEST(Descriptions, EveryShippedClusterIsValid) {
     pb::Cluster again;
     ASSERT_TRUE(read(jobfile::description_text(c), &again).ok());
     EXPECT_EQ(c.SerializeAsString(), again.SerializeAsString());
+    EXPECT_GT(c.efficiency().error(), 0) << entry.path();
     ++n;
   }
   EXPECT_GE(n, 7);
