@@ -1,10 +1,12 @@
 #include "bench/planner/prediction.h"
 
 #include <fmt/format.h>
+#include <strings.h>
 
 #include <algorithm>
 #include <cmath>
 #include <filesystem>
+#include <limits>
 
 #include "parallel/jobfile/jobfile.h"
 #include "parallel/planner/memory.h"
@@ -81,9 +83,12 @@ Result<size_t> cluster_of(const std::vector<ClusterFile>& clusters,
     const pb::Device& d = clusters[i].cluster.device();
     known.push_back(d.name());
     if (d.name() != row.device) continue;
+    const bool plain =
+        strcasecmp(clusters[i].name.c_str(), row.device.c_str()) == 0;
     const double off = row.memory_gb > 0
                            ? std::fabs(d.memory_gb() - row.memory_gb)
-                           : -d.memory_gb();
+                       : plain ? -std::numeric_limits<double>::infinity()
+                               : -d.memory_gb();
     if (best == clusters.size() || off < distance) {
       best = i;
       distance = off;

@@ -19,7 +19,9 @@ struct ClusterFile {
 Result<std::vector<ClusterFile>> read_clusters(const std::string& folder);
 
 // The index of the cluster with the row's device; of several, of the one whose
-// memory is nearest. Fails, listing the devices that are there.
+// memory is nearest. If the row does not say how much it has, of the one that
+// is called like the device, as most have its usual memory, else of the one
+// with most. Fails, listing the devices that are there.
 Result<size_t> cluster_of(const std::vector<ClusterFile>& clusters,
                           const Row& row);
 

@@ -173,6 +173,7 @@ TEST(Rows, TheDeviceOfAClusterIsTheOneWithTheNearestMemory) {
   EXPECT_EQ(name("A100", 40), "a100-40");
   EXPECT_EQ(name("A100", 0), "a100-80");
   EXPECT_EQ(name("H100", 94), "h100-96");
+  EXPECT_EQ(name("H100", 0), "h100");
 }
 
 TEST(Report, RankingsSeeTheOrderAndTheChoice) {
