@@ -142,9 +142,13 @@ Result<std::string> description_path(const std::string& kind,
                                      const std::string& name,
                                      const std::string& alternatives) {
   std::error_code ec;
-  if (is_file(name) && !fs::exists(name, ec))
-    return not_found(name + ": no such file");
-  if (is_file(name)) return name;
+  if (is_file(name)) {
+    if (!fs::exists(name, ec)) return not_found(name + ": no such file");
+    if (fs::is_directory(name, ec))
+      return invalid_argument(
+          fmt::format("{}: a folder; expected {}", name, alternatives));
+    return name;
+  }
   const bool is_study = kind == "study";
   const fs::path folder = folder_of(is_study ? "studies" : kind + "s");
   const std::string extension = is_study ? ".json" : ".toml";
@@ -184,15 +188,11 @@ Result<ModelChoice> find_model(const std::string& given,
   if (given == jobfile::kStandardInput)
     return invalid_argument(
         "-: with --cluster, give a file, not the standard input");
-  if (!is_file(given)) {
-    ASSIGN_OR_RETURN(
-        const std::string path,
-        description_path("model", given,
-                         "a description, a job or a Hugging Face config.json"));
-    return no_job(from_description(path));
-  }
-  if (std::error_code ec; !fs::exists(given, ec))
-    return not_found(given + ": no such file");
+  ASSIGN_OR_RETURN(
+      const std::string path,
+      description_path("model", given,
+                       "a description, a job or a Hugging Face config.json"));
+  if (!is_file(given)) return no_job(from_description(path));
   ASSIGN_OR_RETURN(const std::string text, jobfile::read_text(given));
   if (given.ends_with(".json")) return no_job(parse_hf_config(text, given));
   return is_job(text) ? from_job(given, set) : no_job(from_description(given));

@@ -25,7 +25,8 @@ struct ClusterChoice {
 
 // The file of the description (`kind`: model, cluster or study) that is
 // installed under that name, or `name` itself if it looks like a file. Fails
-// with NotFound, naming the known ones and `alternatives`.
+// with NotFound, naming the known ones and `alternatives`, or InvalidArgument
+// if it is a folder.
 Result<std::string> description_path(const std::string& kind,
                                      const std::string& name,
                                      const std::string& alternatives);

@@ -181,6 +181,11 @@ expect 2 "--gpus: '0' is not an integer from 1 to" \
 expect 2 "requires --gpus" "$bin/remesh" plan --model llama3-8b --cluster h100
 expect 2 "requires --cluster" "$bin/remesh" plan job.toml --gpus 8
 expect 5 "no such file" "$bin/remesh" plan --model other.json $on 8
+expect 2 "/: a folder; expected a description, a job or a Hugging Face config" \
+  "$bin/remesh" plan --model / $on 8
+expect 2 "/: a folder; expected a description" "$bin/remesh" plan \
+  --model llama3-8b --cluster / --gpus 8
+expect 2 "/: a folder; expected a study" "$bin/remesh" plan study /
 expect 3 "fits into no mesh of 8" "$bin/remesh" plan --model llama3-405b $on 8
 expect 2 "1f1b" "$bin/remesh" plan --model llama3-8b $on 8 --schedule fifo
 expect 2 "not the standard input" "$bin/remesh" plan - $on 8
