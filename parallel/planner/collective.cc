@@ -12,6 +12,12 @@ struct Path {
   double bytes_per_s = 1;
 };
 
+// Between devices of a group that extends over so many.
+double network_bytes_per_s(const Machine& m, int64_t span) {
+  return span > m.switch_devices ? m.network_bytes_per_s / m.oversubscription
+                                 : m.network_bytes_per_s;
+}
+
 Path path_of(const Machine& m, const Group& g) {
   const int local = std::clamp(m.node_devices / g.stride, 1, g.size);
   Path p;
@@ -20,7 +26,7 @@ Path path_of(const Machine& m, const Group& g) {
       (p.nodes - 1) * m.network_hop_s + (g.size - p.nodes) * m.node_hop_s;
   p.bytes_per_s = m.node_bytes_per_s;
   if (p.nodes == 1) return p;
-  p.bytes_per_s = local * m.network_bytes_per_s;
+  p.bytes_per_s = local * network_bytes_per_s(m, int64_t{g.size} * g.stride);
   if (local > 1) p.bytes_per_s = std::min(p.bytes_per_s, m.node_bytes_per_s);
   return p;
 }
@@ -49,7 +55,14 @@ double send_s(const Machine& m, int stride, double bytes) {
   const bool inside = stride < m.node_devices;
   return m.collective_base_s +
          (inside ? m.node_hop_s + bytes / m.node_bytes_per_s
-                 : m.network_hop_s + bytes / m.network_bytes_per_s);
+                 : m.network_hop_s +
+                       bytes / network_bytes_per_s(m, int64_t{stride} + 1));
+}
+
+int slowest_stride(const Machine& m, int span, int stride) {
+  if (span > m.switch_devices)
+    return std::max(stride, static_cast<int>(m.switch_devices));
+  return span > m.node_devices ? std::max(stride, m.node_devices) : stride;
 }
 
 }  // namespace remesh::planner

@@ -10,7 +10,8 @@
 // (n - 1) / n S over each link; an all-reduce is both, or a double binary tree
 // of 2 log2(nodes) steps between nodes, whichever is faster. The slowest link
 // of the ring decides: a link inside the node, or `local` links to the network
-// together.
+// together, which are slower by Machine::oversubscription where the group is
+// under more than one switch.
 #pragma once
 
 #include "parallel/planner/description.h"
@@ -29,5 +30,8 @@ double all_reduce_s(const Machine& machine, const Group& group, double bytes);
 double gather_s(const Machine& machine, const Group& group, double bytes);
 // A message between ranks at a distance of `stride`.
 double send_s(const Machine& machine, int stride, double bytes);
+// The stride of the slowest link between ranks at a distance of `stride` that
+// are spread over `span` devices.
+int slowest_stride(const Machine& machine, int span, int stride);
 
 }  // namespace remesh::planner

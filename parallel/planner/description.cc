@@ -6,6 +6,8 @@ Machine machine_of(const pb::Cluster& c) {
   constexpr double kTera = 1e12, kGiga = 1e9, kMicro = 1e-6;
   const pb::Device& d = c.device();
   const pb::Efficiency& e = c.efficiency();
+  const int64_t switch_devices =
+      c.network().switch_nodes() * c.node().devices();
   const double fp32 =
       d.peak_fp32_tflops() > 0 ? d.peak_fp32_tflops() : d.peak_tflops() / 2;
   return {
@@ -29,6 +31,9 @@ Machine machine_of(const pb::Cluster& c) {
       .node_devices = static_cast<int>(c.node().devices()),
       .node_bytes_per_s = c.node().gb_per_s() * kGiga * e.node(),
       .network_bytes_per_s = c.network().gb_per_s() * kGiga * e.network(),
+      .switch_devices =
+          switch_devices > 0 ? switch_devices : Machine{}.switch_devices,
+      .oversubscription = c.network().oversubscription(),
       .collective_base_s = c.node().base_us() * kMicro,
       .node_hop_s = c.node().hop_us() * kMicro,
       .network_hop_s = c.network().hop_us() * kMicro,

@@ -4,6 +4,7 @@
 #pragma once
 
 #include <cstdint>
+#include <limits>
 
 #include "parallel/geometry/model_config.h"
 #include "proto/cluster.pb.h"
@@ -34,6 +35,9 @@ struct Machine {
   int node_devices = 1;
   double node_bytes_per_s = 1;
   double network_bytes_per_s = 1;
+  // Beyond so many devices, those under a switch, the network is slower.
+  int64_t switch_devices = std::numeric_limits<int64_t>::max();
+  double oversubscription = 1;
   double collective_base_s = 0;
   double node_hop_s = 0;
   double network_hop_s = 0;

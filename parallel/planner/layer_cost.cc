@@ -207,8 +207,7 @@ double tensor_s(const Machine& m, const geometry::Layout& l, const Sizes& z,
 double context_s(const Machine& m, const geometry::Layout& l, const Sizes& z,
                  double width, double attention) {
   if (l.cp == 1) return 0;
-  const int stride =
-      l.tp * l.cp > m.node_devices ? std::max(l.tp, m.node_devices) : l.tp;
+  const int stride = slowest_stride(m, l.tp * l.cp, l.tp);
   const double hop = send_s(m, stride, 2 * width * z.N * z.kv);
   return exposed_s(m, (l.cp - 1) * hop, attention * (l.cp - 1) / l.cp);
 }

@@ -169,10 +169,8 @@ class Step {
   double message_s() const {
     const double bytes = as_double(s_.B) * as_double(s_.T) / l_.cp *
                          as_double(s_.model.dim) * run_.message_bytes;
-    // Where stages are on several nodes, the pipeline is as fast as its slowest
-    // link.
-    const int stride =
-        l_.world() > m_.node_devices ? m_.node_devices : l_.tp * l_.cp * l_.dp;
+    // The pipeline is as fast as its slowest link.
+    const int stride = slowest_stride(m_, l_.world(), l_.tp * l_.cp * l_.dp);
     return send_s(m_, stride, bytes / l_.tp);
   }
 

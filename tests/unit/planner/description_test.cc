@@ -48,6 +48,11 @@ TEST(Cluster, BecomesRatesInSiUnits) {
   EXPECT_DOUBLE_EQ(m.memory_bytes, 80e9);
   EXPECT_DOUBLE_EQ(m.network_bytes_per_s, 25e9 * c.efficiency().network());
   EXPECT_EQ(m.node_devices, 8);
+  EXPECT_EQ(m.oversubscription, 1);
+  c.mutable_network()->set_switch_nodes(20);
+  c.mutable_network()->set_oversubscription(3);
+  EXPECT_EQ(machine_of(c).switch_devices, 160);
+  EXPECT_EQ(machine_of(c).oversubscription, 3);
 }
 
 TEST(Cluster, ErrorsNameTheValueAndWhatIsAllowed) {

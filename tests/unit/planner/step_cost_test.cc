@@ -35,6 +35,23 @@ TEST(Collective, TheNodesOfAGroupShareTheLinksOfTheirMembers) {
   EXPECT_NEAR(gather_s(m, {.size = 2, .stride = 8}, 2e9), 0.1 + 20e-6, 1e-9);
 }
 
+TEST(Collective, BeyondASwitchTheNetworkIsOversubscribed) {
+  Machine m = round_machine();
+  m.switch_devices = 16;
+  m.oversubscription = 4;
+  const Group under{.size = 2, .stride = 8}, beyond{.size = 4, .stride = 8};
+  EXPECT_EQ(gather_s(m, under, 2e9), gather_s(round_machine(), under, 2e9));
+  EXPECT_NEAR(gather_s(m, beyond, 2e9) - gather_s(round_machine(), beyond, 2e9),
+              1.5 * (1 / 2.5 - 1 / 10.0), 1e-9);
+  EXPECT_EQ(send_s(m, 15, 1e9), send_s(round_machine(), 15, 1e9));
+  EXPECT_NEAR(send_s(m, 16, 1e9) - send_s(round_machine(), 16, 1e9), 0.3, 1e-9);
+  // Of four stages of 8 devices two neighbors are under different switches.
+  const Layout l{.pp = 4, .tp = 8};
+  EXPECT_GT(seconds(m, gpt(32), l), seconds(round_machine(), gpt(32), l));
+  m.switch_devices = 32;
+  EXPECT_EQ(seconds(m, gpt(32), l), seconds(round_machine(), gpt(32), l));
+}
+
 TEST(Collective, AcrossManyNodesATreeBeatsTheRingForSmallVectors) {
   // 256 nodes: 16 steps between nodes instead of 510.
   EXPECT_NEAR(all_reduce_s(round_machine(), {.size = 256, .stride = 8}, 0),
