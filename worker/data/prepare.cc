@@ -341,6 +341,11 @@ Result<PrepareSummary> prepare(const PrepareOptions& given, FileSystem& fs,
   index.source_id = source_id_of(options, block_bytes, index.inputs);
   index.data_id = data_id_of(index);
   RETURN_IF_ERROR(check_splits(index, options, block_bytes));
+  if (chat && router.answer_tokens() == 0)
+    return invalid_argument(
+        options.inputs[0] +
+        ": no conversation has an answer, so the loss would count nothing: "
+        "expected messages whose \"role\" is \"assistant\"");
   RETURN_IF_ERROR(out->commit(index, {&train, &val}));
   return summarize(index, done.total());
 }

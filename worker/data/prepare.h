@@ -73,11 +73,12 @@ using PrepareProgress = std::function<void(uint64_t done, uint64_t total)>;
 // Fails, without changing out_dir, on an invalid option, a missing or empty
 // input, text that is not UTF-8 (naming file and byte offset), a damaged
 // compressed file, a line that is no JSON (naming file and line), too little
-// text for one of the splits, a disk without room for the new files, or a
-// concurrent prepare in out_dir. (Where they cannot be renamed, the old data
-// set is gone.) Fails with AlreadyExists if out_dir has other files; with
-// `overwrite` a data set there is replaced, and other files are never touched.
-// Writes through `fs`; reads the inputs directly.
+// text for one of the splits, conversations without an answer, a disk without
+// room for the new files, or a concurrent prepare in out_dir. (Where they
+// cannot be renamed, the old data set is gone.) Fails with AlreadyExists if
+// out_dir has other files; with `overwrite` a data set there is replaced, and
+// other files are never touched. Writes through `fs`; reads the inputs
+// directly.
 Result<PrepareSummary> prepare(const PrepareOptions& options, FileSystem& fs,
                                const PrepareProgress& progress = {});
 

@@ -5,6 +5,7 @@
 #include <algorithm>
 #include <cctype>
 #include <cmath>
+#include <iterator>
 #include <utility>
 
 #include "proto/base/rng.h"
@@ -129,6 +130,7 @@ Status BlockRouter::add(const Conversation& conversation) {
     RETURN_IF_ERROR(conversations_to_->append(
         tokens_, {.targets = piece.target, .begins_document = begins}));
     begins = begins && tokens_.empty();
+    if (piece.target) answer_tokens_ += std::ssize(tokens_);
     conversation_bytes_ += static_cast<int64_t>(piece.text.size());
   }
   if (!begins) ++conversations_;

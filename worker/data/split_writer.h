@@ -74,6 +74,8 @@ class BlockRouter {
   Status add(const TextBlock& block);
   Status add(const Conversation& conversation);
   int64_t conversations() const { return conversations_; }
+  // Tokens of answers in them.
+  int64_t answer_tokens() const { return answer_tokens_; }
 
  private:
   SplitWriter* next_block();
@@ -94,6 +96,7 @@ class BlockRouter {
   SplitWriter* conversations_to_ = nullptr;  // the split of this block
   int64_t conversation_bytes_ = 0;           // in it
   int64_t conversations_ = 0;
+  int64_t answer_tokens_ = 0;
   std::vector<int32_t> tokens_;
 };
 

@@ -325,6 +325,13 @@ TEST_F(DatasetTest, BadInputIsAClearErrorAndLeavesNoFolder) {
   o.inputs = {dir_.write("b.xz", half.substr(0, half.size() / 2))};
   says(o, "b.xz: cannot be decompressed");
   o = options("x");
+  o.inputs = {dir_.write("chats.jsonl", conversation({"ab"}))};
+  o.chat = true;
+  o.chat_template = dir_.write(
+      "t.jinja", "{% for m in messages %}{{ m.content }}{% endfor %}");
+  o.val_fraction = 0;
+  says(o, "chats.jsonl: no conversation has an answer");
+  o = options("x");
   o.inputs.clear();
   says(o, "no input");
 }
