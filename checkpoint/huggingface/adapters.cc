@@ -69,8 +69,16 @@ Result<uint64_t> write_peft(FileSystem& fs, const Adapters& adapters,
         "them cannot be written; export the merged model",
         table.config().arch));
   std::vector<TensorShape> shapes;
-  for (const ParamSpec& s : table.specs())
+  for (size_t i = 0; i < table.size(); ++i) {
+    const ParamSpec& s = table[i];
     shapes.push_back({geometry::kPeftPrefix + s.name, s.shape});
+    RETURN_IF_ERROR(
+        check_range(dtype,
+                    std::span(adapters.values)
+                        .subspan(static_cast<size_t>(table.offset(i)),
+                                 static_cast<size_t>(s.numel())),
+                    s.name));
+  }
   const std::string header = safetensors_header(shapes, dtype);
   std::string file = header;
   file.resize(header.size() + adapters.values.size() * dtype_size(dtype));

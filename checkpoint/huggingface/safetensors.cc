@@ -4,6 +4,7 @@
 
 #include <algorithm>
 #include <bit>
+#include <cmath>
 #include <cstring>
 #include <iterator>
 #include <nlohmann/json.hpp>
@@ -226,6 +227,21 @@ void write_elements(Dtype dtype, std::span<const float> values,
     narrow(values, out.data(), to_bf16);
   else
     narrow(values, out.data(), to_fp16);
+}
+
+Status check_range(Dtype dtype, std::span<const float> values,
+                   const std::string& tensor) {
+  if (dtype == Dtype::kFp32) return ok_status();
+  // The smallest that is rounded to infinity.
+  const float limit = dtype == Dtype::kFp16 ? 65520.0F : 0x1.ffp127F;
+  const auto beyond =
+      std::find_if(values.begin(), values.end(), [&](float value) {
+        return std::abs(value) >= limit && std::isfinite(value);
+      });
+  if (beyond == values.end()) return ok_status();
+  return invalid_argument(
+      fmt::format("tensor {} has the value {}, which is too large for {}",
+                  printable(tensor), *beyond, row_of(dtype).short_name));
 }
 
 std::string safetensors_header(std::span<const TensorShape> tensors,

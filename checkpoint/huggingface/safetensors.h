@@ -53,6 +53,11 @@ void read_elements(const Tensor& tensor, int64_t begin, std::span<float> out);
 void write_elements(Dtype dtype, std::span<const float> values,
                     std::span<std::byte> out);
 
+// InvalidArgument, naming the tensor, if one of the values is finite and would
+// become infinite in the file: fp16 has nothing beyond 65504.
+Status check_range(Dtype dtype, std::span<const float> values,
+                   const std::string& tensor);
+
 // A tensor to write.
 struct TensorShape {
   std::string name;

@@ -170,6 +170,12 @@ Status write_weights(Export& e, const WeightFile& file) {
     values.resize(static_cast<size_t>(b.elements));
     bytes.resize(values.size() * dtype_size(e.options.dtype));
     RETURN_IF_ERROR(e.source.load(e.table, b.pieces, values, [] {}));
+    for (const Piece& p : b.pieces)
+      RETURN_IF_ERROR(check_range(
+          e.options.dtype,
+          std::span(values).subspan(static_cast<size_t>(p.at),
+                                    static_cast<size_t>(p.rect.numel())),
+          e.table[p.param].name));
     write_elements(e.options.dtype, values, bytes);
     RETURN_IF_ERROR(out->write_at(at, bytes));
     at += bytes.size();

@@ -49,7 +49,8 @@ struct Exported {
 
 // Writes the weights of the checkpoint in directory `checkpoint` (of any mesh)
 // to the folder `out`, which must not exist, or be empty (else AlreadyExists).
-// Adapters are added to their base.
+// Adapters are added to their base. InvalidArgument if a weight is too large
+// for the type (check_range()).
 Result<Exported> export_model(FileSystem& fs, const std::string& checkpoint,
                               const std::string& out,
                               const ExportOptions& options,

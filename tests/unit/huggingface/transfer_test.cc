@@ -131,6 +131,30 @@ TEST(Transfer, ExportsWhatAnyNumberOfRanksSaved) {
   }
 }
 
+TEST(Transfer, AWeightThatTheTypeCannotHoldIsRefused) {
+  const auto table = geometry::ParamTable::make(small_model());
+  store::State state(table.num_elements(), 0.5F);
+  MemoryFileSystem fs;
+  int saves = 0;
+  const auto refused = [&](float value, Dtype d) {
+    state.weights.back() = value;
+    const std::string name = std::to_string(++saves);
+    const auto saved = store::save(fs, "c" + name, {7, 1}, table, state, 2);
+    CHECK(saved.ok());
+    const auto done =
+        export_model(fs, saved->path, "hf" + name, {.dtype = d}, kSilent);
+    EXPECT_EQ(done.ok(), fs.exists("hf" + name));
+    return done.status().message();
+  };
+  EXPECT_EQ(refused(65519, Dtype::kFp16), "");  // becomes 65504
+  EXPECT_EQ(refused(-65520, Dtype::kFp16),
+            "tensor \"lm_head.weight\" has the value -65520, which is too "
+            "large for fp16");
+  EXPECT_EQ(refused(-65520, Dtype::kBf16), "");
+  EXPECT_NE(refused(3.4e38F, Dtype::kBf16), "");
+  EXPECT_EQ(refused(3.4e38F, Dtype::kFp32), "");
+}
+
 // The base and adapters of it, saved by several ranks; values of both.
 struct Adapted {
   Adapted() {
