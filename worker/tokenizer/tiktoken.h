@@ -3,10 +3,12 @@
 // token, that of lowest rank first.
 //
 // The file has neither the pattern of the pieces nor the special tokens. They
-// are known for two vocabularies, which are told by their size:
+// are known for four vocabularies, which are told by their size:
 //
-//   GPT-2    50,256 ranks   <|endoftext|> is 50256
+//   GPT-2    50,256 ranks   <|endoftext|> is 50256 (also named r50k)
+//   cl100k   100,256 ranks  <|endoftext|> is 100257 (GPT-4, Phi-4)
 //   Llama 3  128,000 ranks  <|begin_of_text|> is 128000, <|end_of_text|> 128001
+//   o200k    199,998 ranks  <|endoftext|> is 199999 (GPT-4o)
 #pragma once
 
 #include <memory>

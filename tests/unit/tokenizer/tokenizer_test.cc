@@ -100,6 +100,25 @@ TEST(Tiktoken, RanksAreIdsAndSpecialTokensFollow) {
   EXPECT_TRUE((*llama)->id().starts_with("llama3:")) << (*llama)->id();
 }
 
+// They divide text differently: o200k ends a piece before a capital letter.
+TEST(Tiktoken, LaterVocabulariesHaveGapsBeforeTheirSpecialTokens) {
+  const auto cl100k = parse_tiktoken(tiktoken(100256), "t");
+  ASSERT_TRUE(cl100k.ok()) << cl100k.status().to_string();
+  EXPECT_EQ((*cl100k)->vocab_size(), 100277);
+  EXPECT_EQ((*cl100k)->end_of_text(), 100257);
+  EXPECT_EQ(encode(**cl100k, "hexaHe<|fim_suffix|>", {.special = true}),
+            (Tokens{256, 'x', 'a', 'H', 'e', 100260}));
+  EXPECT_TRUE((*cl100k)->id().starts_with("cl100k:")) << (*cl100k)->id();
+
+  const auto o200k = parse_tiktoken(tiktoken(199998), "t");
+  ASSERT_TRUE(o200k.ok()) << o200k.status().to_string();
+  EXPECT_EQ((*o200k)->vocab_size(), 200019);
+  EXPECT_EQ((*o200k)->end_of_text(), 199999);
+  EXPECT_EQ(encode(**o200k, "hexaHe<|endofprompt|>", {.special = true}),
+            (Tokens{258, 'H', 'e', 200018}));
+  EXPECT_TRUE((*o200k)->id().starts_with("o200k:")) << (*o200k)->id();
+}
+
 TEST(Tiktoken, InvalidFilesAreRefused) {
   const auto says = [](const std::string& text, const std::string& expected) {
     const Status s = parse_tiktoken(text, "t").status();
@@ -112,7 +131,7 @@ TEST(Tiktoken, InvalidFilesAreRefused) {
   says(std::string(4000, 'A') + " 0\n", "line 1");
   says("YQ== 0\n", "1 tokens is not supported: expected 50256");
   says("", "0 tokens");
-  says(tiktoken(128001), "t: line 128001: at most 128000 tokens are supported");
+  says(tiktoken(199999), "t: line 199999: at most 199998 tokens are supported");
   std::string twice = tiktoken(50256);
   twice.replace(twice.find("AQAAAA== 259"), 8, "AQAAAQ==");
   says(twice, "tokens 259 and 260 are equal");

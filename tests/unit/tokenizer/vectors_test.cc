@@ -99,6 +99,10 @@ TEST(VectorExamples, AgreeWithTheirPublishers) {
       {"llama3.tiktoken",
        "<|begin_of_text|>This is a test sentence.<|end_of_text|>",
        {128000, 2028, 374, 264, 1296, 11914, 13, 128001}},
+      {"cl100k.tiktoken", "Hello \u2B50 World", {9906, 2928, 99834, 4435}},
+      {"o200k.tiktoken",
+       "<|endoftext|>Hello \u2B50 World<|endofprompt|>",
+       {199999, 13225, 161181, 5922, 200018}},
   };
   int found = 0;
   for (const Example& e : examples) {
