@@ -2,6 +2,7 @@
 
 #include <fmt/format.h>
 
+#include <cctype>
 #include <nlohmann/json.hpp>
 #include <span>
 #include <unordered_map>
@@ -90,6 +91,36 @@ Result<Pipeline::Prefix> parse_prefix(const Json& json) {
   return unsupported("Metaspace", json);
 }
 
+// A pattern that matches this text alone.
+std::string literal(const std::string& text) {
+  std::string out;
+  for (const char c : text) {
+    if (std::ispunct(static_cast<unsigned char>(c)) != 0) out += '\\';
+    out += c;
+  }
+  return out;
+}
+
+// A Split as the pattern whose matches are pieces, as what is between them is.
+// Possessive repeats need no memory for each character.
+Result<std::string> parse_split(const Json& json) {
+  const Json& given = json.at("pattern");
+  const std::string pattern =
+      given.contains("Regex") ? given.at("Regex").get<std::string>()
+                              : literal(given.at("String").get<std::string>());
+  const auto behavior = json.value("behavior", "Isolated");
+  const bool invert = json.value("invert", false);
+  if (behavior == "Isolated" || (behavior == "Removed" && invert))
+    return pattern;
+  const std::string match = "(?:" + pattern + ")";
+  if (behavior == "Contiguous") return match + "++";
+  if (behavior == (invert ? "MergedWithNext" : "MergedWithPrevious"))
+    return R"([\s\S]*?)" + match + R"(|[\s\S]+)";
+  if (behavior == (invert ? "MergedWithPrevious" : "MergedWithNext"))
+    return match + "(?:(?!" + match + R"()[\s\S])*+)";
+  return unsupported("pre_tokenizer", json);
+}
+
 // The pattern that one pre-tokenizer isolates; "" if it does not divide.
 Result<std::string> parse_pattern(const Json& json, const std::string& kind,
                                   const Pipeline& p, bool byte_level) {
@@ -109,19 +140,21 @@ Result<std::string> parse_pattern(const Json& json, const std::string& kind,
   if (kind == "Split" && json.at("pattern").value("String", "") == " " &&
       p.marks_spaces)
     return std::string();  // no space is left
-  if (kind == "Split" && behavior == "Isolated" &&
-      !json.value("invert", false) && json.at("pattern").contains("Regex"))
-    return json.at("pattern").at("Regex").get<std::string>();
+  if (kind == "Split") return parse_split(json);
   return unsupported("pre_tokenizer", json);
 }
 
 Status parse_pre_tokenizer(const Json& json, Pipeline& p, bool& byte_level) {
   byte_level = false;
   const auto visit = [&](const Json& item, const std::string& kind) -> Status {
-    if (kind == "Metaspace" && !item.value("split", true) && !byte_level &&
-        !p.marks_spaces && p.splits.empty()) {
+    if (kind == "Metaspace" && !byte_level && !p.marks_spaces &&
+        p.splits.empty()) {
       p.marks_spaces = true;
       ASSIGN_OR_RETURN(p.prefix, parse_prefix(item));
+      if (item.value("split", true)) {
+        ASSIGN_OR_RETURN(Regex regex, Regex::compile("\u2581[^\u2581]*"));
+        p.splits.push_back(std::move(regex));
+      }
       return ok_status();
     }
     ASSIGN_OR_RETURN(const std::string pattern,

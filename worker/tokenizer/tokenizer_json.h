@@ -3,8 +3,8 @@
 //
 //   normalizer      Sequence, NFC; and as Llama 2 has them, with U+2581 for
 //                   spaces, Prepend and Replace
-//   pre_tokenizer   Sequence, Metaspace that does not split, Split of a Regex
-//                   whose matches are isolated, Punctuation, ByteLevel without
+//   pre_tokenizer   Sequence, Metaspace, Split of a Regex or String (not one
+//                   that removes its matches), Punctuation, ByteLevel without
 //                   add_prefix_space, Digits
 //   model           BPE with byte_fallback or ByteLevel; no dropout, prefix or
 //                   suffix
@@ -16,10 +16,13 @@
 // (kMaxTokenBytes). A document ends with the first of these tokens that the
 // file has: <|endoftext|>, <|end_of_text|>, </s>, <eos>.
 //
-// Two departures from the library. Special tokens are found in the text before
-// it is normalized, also if the file has them found after it. And Metaspace
-// adds its mark before any document, as SentencePiece does; the library leaves
-// it out before a space, which is lost when the tokens are decoded.
+// Three departures from the library. Special tokens are found in the text
+// before it is normalized, also if the file has them found after it. And
+// Metaspace adds its mark before any document, as SentencePiece does; the
+// library leaves it out before a space, which is lost when the tokens are
+// decoded. A Split that removes what its pattern does not match keeps it; the
+// patterns that have this, those of GPT-4 in Phi-4 and OLMo 2, match every
+// character.
 #pragma once
 
 #include <memory>

@@ -148,6 +148,17 @@ TEST(TokenizerJson, Metaspace) {
   }
 }
 
+// One that splits begins a piece at each mark, as the library does.
+TEST(TokenizerJson, MetaspaceMaySplit) {
+  Json json = sentencepiece_like();
+  json["normalizer"] = nullptr;
+  json["pre_tokenizer"] = {{"type", "Metaspace"}, {"split", false}};
+  EXPECT_EQ(encode(*parse(json), " hello"), (Tokens{264, 268}));
+  json["pre_tokenizer"].erase("split");
+  EXPECT_EQ(encode(*parse(json), " hello"), (Tokens{259, 269}));
+  EXPECT_EQ(parse(json)->decode(Tokens{259, 269}).value(), " hello");
+}
+
 // The parts of a conversation are encoded one by one, as if at once.
 TEST(TokenizerJson, ATextAfterAnAddedTokenGetsAMarkAgain) {
   const auto t = parse(sentencepiece_like());
@@ -239,6 +250,66 @@ TEST(TokenizerJson, StepsAfterByteLevelSeeItsAlphabet) {
             (Tokens{'a', 260, '4', ' ', 261, 0xC3, 0xB2}));
 }
 
+// Where two dots and a letter are merged shows where pieces end.
+TEST(TokenizerJson, ASplitDividesAsItsBehaviorSays) {
+  const auto pieces = [](const Json& pattern, const char* behavior,
+                         bool invert) {
+    Json json = byte_level();
+    json["pre_tokenizer"] = {{"type", "Sequence"},
+                             {"pretokenizers",
+                              {{{"type", "Split"},
+                                {"pattern", pattern},
+                                {"behavior", behavior},
+                                {"invert", invert}},
+                               {{"type", "ByteLevel"},
+                                {"add_prefix_space", false},
+                                {"use_regex", false}}}}};
+    json["added_tokens"][0]["id"] = 400;
+    int id = 258;
+    for (const char* pair : {". .", "a .", ". b", "a b"}) {
+      std::string text = pair;
+      json["model"]["merges"].push_back(text);
+      text.erase(text.find(' '), 1);
+      json["model"]["vocab"][text] = id++;
+    }
+    const auto t = parse(json);
+    std::string out;
+    for (const int32_t token : encode(*t, "a..b.ab"))
+      out += std::string(t->token_bytes(token).value()) + "|";
+    EXPECT_EQ(t->decode(encode(*t, "a..b.ab\xFF")).value(), "a..b.ab\xFF");
+    return out;
+  };
+  for (const Json& dot : {Json{{"String", "."}}, Json{{"Regex", "\\."}}})
+    for (const bool invert : {false, true}) {
+      EXPECT_EQ(pieces(dot, "Isolated", invert), "a|.|.|b|.|ab|");
+      EXPECT_EQ(pieces(dot, "Contiguous", invert), "a|..|b|.|ab|");
+      EXPECT_EQ(pieces(dot, "MergedWithPrevious", invert),
+                invert ? "a|.|.b|.|ab|" : "a.|.|b|.|ab|");
+      EXPECT_EQ(pieces(dot, "MergedWithNext", invert),
+                invert ? "a.|.|b|.|ab|" : "a|.|.b|.|ab|");
+    }
+  EXPECT_EQ(pieces({{"Regex", "[a-z]+|\\.+"}}, "Removed", true),
+            "a|..|b|.|ab|");
+}
+
+TEST(TokenizerJson, ASplitDividesLongTexts) {
+  for (const char* behavior :
+       {"Contiguous", "MergedWithPrevious", "MergedWithNext"}) {
+    Json json = byte_level();
+    json["pre_tokenizer"] = {
+        {"type", "Sequence"},
+        {"pretokenizers",
+         {{{"type", "Split"},
+           {"pattern", {{"Regex", "[a-m]"}}},
+           {"behavior", behavior}},
+          {{"type", "ByteLevel"}, {"add_prefix_space", false}}}}};
+    const auto t = parse(json);
+    for (const char c : {'a', 'z'})
+      EXPECT_EQ(encode(*t, std::string(200'000, c)).size(), 200'000U)
+          << behavior;
+  }
+}
+
 TEST(TokenizerJson, TheIdentityIsThatOfTheFile) {
   const auto a = parse(byte_level());
   Json json = byte_level();
@@ -271,17 +342,12 @@ TEST(TokenizerJson, WhatIsNotSupportedIsNamed) {
          "normalizer " + component.dump() + " is not supported");
   for (const Json& component :
        {Json{{"type", "WhitespaceSplit"}}, Json{{"type", "ByteLevel"}},
-        Json{{"type", "Metaspace"}, {"split", true}},
-        Json{{"type", "Split"},
-             {"pattern", {{"String", "a"}}},
-             {"behavior", "Isolated"}},
         Json{{"type", "Split"},
              {"pattern", {{"Regex", "a"}}},
              {"behavior", "Removed"}},
         Json{{"type", "Split"},
-             {"pattern", {{"Regex", "a"}}},
-             {"behavior", "Isolated"},
-             {"invert", true}}})
+             {"pattern", {{"String", "a"}}},
+             {"behavior", "Other"}}})
     says([&](Json& j) { j["pre_tokenizer"] = component; },
          "pre_tokenizer " + component.dump() + " is not supported");
   says(
