@@ -18,6 +18,14 @@ namespace {
 
 using Json = nlohmann::json;
 
+// What ends a document, in this order: of GPT-2 and Qwen, Llama 3, Llama 2,
+// Gemma, DeepSeek and Command R.
+constexpr const char* kEnds[] = {"<|endoftext|>",
+                                 "<|end_of_text|>",
+                                 "</s>",
+                                 "<eos>",
+                                 "<\uFF5Cend\u2581of\u2581sentence\uFF5C>",
+                                 "<EOS_TOKEN>"};
 constexpr int kMaxDepth = 8;  // of sequences in sequences
 constexpr int kMaxJsonDepth = 64;
 // char::is_ascii_punctuation and the Unicode category P.
@@ -377,8 +385,7 @@ Result<std::unique_ptr<Tokenizer>> build(const Json& json, std::string id) {
   ASSIGN_OR_RETURN(p.bpe, Bpe::make(std::move(bpe)));
   // A special token rather than a piece of text: Gemma has the tag </s>.
   for (const bool special : {true, false})
-    for (const char* end :
-         {"<|endoftext|>", "<|end_of_text|>", "</s>", "<eos>"}) {
+    for (const char* end : kEnds) {
       const auto found = vocabulary.find(end);
       const auto added = p.added.find(end);
       if (!found.ok() ||
@@ -387,9 +394,8 @@ Result<std::unique_ptr<Tokenizer>> build(const Json& json, std::string id) {
       p.end_of_text = *found;
       return make_tokenizer(std::move(p));
     }
-  return invalid_argument(
-      "no token ends a document: expected <|endoftext|>, <|end_of_text|>, "
-      "</s> or <eos>");
+  return invalid_argument(fmt::format(
+      "no token ends a document: expected one of {}", fmt::join(kEnds, ", ")));
 }
 
 }  // namespace

@@ -14,7 +14,8 @@
 //
 // Any other kind is refused by name, and so is a token of over 1024 bytes
 // (kMaxTokenBytes). A document ends with the first of these tokens that the
-// file has: <|endoftext|>, <|end_of_text|>, </s>, <eos>.
+// file has: <|endoftext|>, <|end_of_text|>, </s>, <eos>, that of DeepSeek,
+// <EOS_TOKEN>.
 //
 // Three departures from the library. Special tokens are found in the text
 // before it is normalized, also if the file has them found after it. And

@@ -111,9 +111,16 @@ TEST(TokenizerJson, TheEndOfTextIsFoundByName) {
   json["added_tokens"][0]["normalized"] = false;
   json["added_tokens"][2]["content"] = "<eos>";
   EXPECT_EQ(parse(json)->end_of_text(), 271);
-  EXPECT_NE(problem(byte_level(), [](Json& j) { j.erase("added_tokens"); })
-                .find("no token ends a document"),
-            std::string::npos);
+  for (const char* other :
+       {"<\uFF5Cend\u2581of\u2581sentence\uFF5C>", "<EOS_TOKEN>"}) {
+    json = byte_level();
+    json["added_tokens"][0]["content"] = other;
+    EXPECT_EQ(parse(json)->end_of_text(), 258) << other;
+  }
+  EXPECT_NE(
+      problem(byte_level(), [](Json& j) { j.erase("added_tokens"); })
+          .find("no token ends a document: expected one of <|endoftext|>"),
+      std::string::npos);
 }
 
 // Metaspace does what Llama 2's normalizer does, and its decoder takes back
