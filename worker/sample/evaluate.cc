@@ -136,6 +136,11 @@ Result<ChoiceScore> score_choices(
     std::vector<double> likelihood, by_length;
     for (const std::string& choice : q.choices) {
       ASSIGN_OR_RETURN(const Encoded e, encode(files, q.prompt, choice));
+      if (e.continuation.empty())
+        return invalid_argument(fmt::format(
+            "question {}: the choice '{}' cannot be scored: with it the prompt "
+            "has no more tokens than without",
+            out.questions + 1, choice));
       RETURN_IF_ERROR(check_vocabulary(e.prompt, model.vocab_size()));
       RETURN_IF_ERROR(check_vocabulary(e.continuation, model.vocab_size()));
       if (e.prompt.empty() || e.continuation.empty())

@@ -120,6 +120,37 @@ TEST(Evaluate, ChoosesTheLikeliestContinuation) {
             std::string::npos);
 }
 
+// A token for each byte, but a single one for "New York".
+class JoinsWords final : public tokenizer::Tokenizer {
+ public:
+  std::string id() const override { return "joins"; }
+  int64_t vocab_size() const override { return 257; }
+  int32_t end_of_text() const override { return 256; }
+  Status encode(std::string_view text, const tokenizer::EncodeOptions&,
+                std::vector<int32_t>& out) const override {
+    if (text == "New York") text = "N";
+    for (const char c : text) out.push_back(static_cast<unsigned char>(c));
+    return ok_status();
+  }
+  Result<std::string_view> token_bytes(int32_t) const override {
+    return std::string_view();
+  }
+};
+
+// It would have the probability 1.
+TEST(Evaluate, AChoiceWithoutATokenOfItsOwnIsNotScored) {
+  const SmallGenerator small;
+  ModelFiles files = byte_files();
+  files.tokenizer = std::make_unique<JoinsWords>();
+  const auto score =
+      score_choices(*small.open(60), files, {{"New Yor", {"e", "k"}, 0}},
+                    [](int64_t, int64_t) {});
+  EXPECT_EQ(score.status().code(), Code::kInvalidArgument);
+  EXPECT_TRUE(score.status().message().starts_with(
+      "question 1: the choice 'k' cannot be scored"))
+      << score.status().message();
+}
+
 // No text has the token that the one weight is for.
 TEST(Evaluate, AModelThatComputesNaNIsNotScored) {
   SmallGenerator small;
