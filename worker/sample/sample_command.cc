@@ -4,6 +4,7 @@
 
 #include <algorithm>
 #include <cerrno>
+#include <cmath>
 #include <cstdio>
 #include <functional>
 #include <iostream>
@@ -215,6 +216,9 @@ int64_t chat_context(const Options& o, const ModelFiles& files) {
 }
 
 Status sample(const Options& o) {
+  // The range that is checked before lets it pass.
+  if (std::isnan(o.choice.temperature) || std::isnan(o.choice.top_p))
+    return invalid_argument("--temperature and --top-p: must be numbers");
   const auto fs = posix_file_system();
   ASSIGN_OR_RETURN(ModelFiles files, find_model(*fs, o.model));
   ASSIGN_OR_RETURN(const Weights weights, open_weights(*fs, files));

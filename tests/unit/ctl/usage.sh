@@ -240,6 +240,8 @@ expect 2 "'speed' is no knob; there are ranks, tp" \
 expect 2 "--hosts requires --launch" "$bin/remesh" tune job.toml --hosts 2
 expect 0 "remesh sample runs/latest" "$bin/remesh" sample --help
 expect 2 "tokens" "$bin/remesh" sample --tokens 0
+expect 2 "--top-p: must be numbers" "$bin/remesh" sample --temperature nan
+expect 2 "--top-p: must be numbers" "$bin/remesh" sample --top-p nan
 expect 5 "/nowhere: there is no such file" "$bin/remesh" sample /nowhere
 expect 2 "give --text FILE or --choices FILE" "$bin/remesh" eval
 expect 0 '{"schema":1,"prompt":"It was","text":' "$bin/remesh" sample "$model" \
