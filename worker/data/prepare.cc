@@ -333,6 +333,7 @@ Result<PrepareSummary> prepare(const PrepareOptions& given, FileSystem& fs,
   for (const Input& input : inputs)
     RETURN_IF_ERROR(reading.add(input.path, &index));
   RETURN_IF_ERROR(reading.finish());
+  RETURN_IF_ERROR(router.finish());
   RETURN_IF_ERROR(train.finish());
   RETURN_IF_ERROR(val.finish());
   index.documents = reading.documents();

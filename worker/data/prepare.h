@@ -1,7 +1,8 @@
 // prepare: converts text files to a data set of token shards (dataset.h).
 //
-// It streams, using some 100 MiB of memory for any input size, and a few times
-// the longest line of JSON. Inputs are text or JSON lines, plain or compressed
+// It streams, using some 100 MiB of memory for any input size, up to 40 MiB for
+// each core, which encode text together, and a few times the longest line of
+// JSON. Inputs are text or JSON lines, plain or compressed
 // (text_reader.h). In text a line "<|endoftext|>" ends a document, as does the
 // end of a file; of JSON lines each is one. Each document is followed by the
 // tokenizer's end-of-text token; empty documents are skipped. Special tokens

@@ -8,6 +8,7 @@
 #include <iterator>
 #include <utility>
 
+#include "proto/base/machine.h"
 #include "proto/base/rng.h"
 
 namespace remesh::data {
@@ -15,6 +16,8 @@ namespace {
 
 // Longer documents are encoded in parts.
 constexpr size_t kPartBytes = size_t{4} << 20;
+// What a thread encodes at once, if it is not one part.
+constexpr size_t kTogether = size_t{1} << 20;
 
 // Whether block number `block` is held out, as every (1 / fraction)-th is.
 bool held_out(double fraction, double phase, int64_t block) {
@@ -92,7 +95,8 @@ BlockRouter::BlockRouter(double fraction, uint64_t seed, int64_t block_bytes,
       block_bytes_(block_bytes),
       tokenizer_(tokenizer),
       train_(train),
-      val_(val) {}
+      val_(val),
+      threads_(static_cast<size_t>(std::max(1, usable_cores()))) {}
 
 SplitWriter* BlockRouter::next_block() {
   return held_out(fraction_, phase_, blocks_++) ? &val_ : &train_;
@@ -145,27 +149,64 @@ Status BlockRouter::append(SplitWriter* to, std::string_view text) {
   if (text.empty()) return ok_status();
   open_ = to;
   text_ += text;
-  return text_.size() < kPartBytes ? ok_status() : encode_part(part_end(text_));
+  return text_.size() < kPartBytes ? ok_status()
+                                   : add_part(part_end(text_), /*ends=*/false);
 }
 
-Status BlockRouter::encode_part(size_t bytes) {
-  if (bytes == 0) return ok_status();
-  tokens_.clear();
-  RETURN_IF_ERROR(tokenizer_.encode(std::string_view(text_).substr(0, bytes),
-                                    {.special = false, .continues = continues_},
-                                    tokens_));
+Status BlockRouter::add_part(size_t bytes, bool ends) {
+  parts_.push_back({open_, text_.substr(0, bytes), continues_, ends});
+  parts_bytes_ += bytes + sizeof(Part);  // documents may be tiny
   text_.erase(0, bytes);
   continues_ = true;
-  return open_->append(tokens_);
+  if (parts_bytes_ < kTogether) return ok_status();
+  start_encoding();
+  return encoding_.size() <= threads_ ? ok_status() : write_encoded();
+}
+
+void BlockRouter::start_encoding() {
+  encoding_.push_back(std::async(
+      std::launch::async,
+      [this, parts = std::exchange(parts_, {})]() -> Result<Encoded> {
+        return encode(parts);
+      }));
+  parts_bytes_ = 0;
+}
+
+Result<BlockRouter::Encoded> BlockRouter::encode(
+    const std::vector<Part>& parts) const {
+  Encoded out;
+  for (const Part& part : parts) {
+    std::vector<int32_t> tokens;
+    RETURN_IF_ERROR(tokenizer_.encode(
+        part.text, {.special = false, .continues = part.continues}, tokens));
+    if (part.ends) tokens.push_back(tokenizer_.end_of_text());
+    out.emplace_back(part.to, std::move(tokens));
+  }
+  return out;
+}
+
+// Waits for the oldest, which follows what has been written.
+Status BlockRouter::write_encoded() {
+  auto encoded = encoding_.front().get();
+  encoding_.pop_front();
+  if (!encoded.ok()) return encoded.status();
+  for (const auto& [to, tokens] : *encoded) RETURN_IF_ERROR(to->append(tokens));
+  return ok_status();
+}
+
+Status BlockRouter::finish() {
+  if (!parts_.empty()) start_encoding();
+  while (!encoding_.empty()) RETURN_IF_ERROR(write_encoded());
+  return ok_status();
 }
 
 // Ends the open document in the split that has its last part.
 Status BlockRouter::close() {
   if (open_ == nullptr) return ok_status();
-  RETURN_IF_ERROR(encode_part(text_.size()));
+  RETURN_IF_ERROR(add_part(text_.size(), /*ends=*/true));
   continues_ = false;
-  const int32_t token = tokenizer_.end_of_text();
-  return std::exchange(open_, nullptr)->append({&token, 1});
+  open_ = nullptr;
+  return ok_status();
 }
 
 }  // namespace remesh::data

@@ -1,12 +1,16 @@
 // The output side of prepare.h: the shards of a split, and which text goes to
-// which split. Not thread-safe.
+// which split. Not thread-safe; a BlockRouter has text encoded by threads of
+// its own.
 #pragma once
 
 #include <cstdint>
+#include <deque>
+#include <future>
 #include <optional>
 #include <span>
 #include <string>
 #include <string_view>
+#include <utility>
 #include <vector>
 
 #include "proto/base/file_system.h"
@@ -65,6 +69,10 @@ class SplitWriter {
 // followed by the token that ends a text. If it is longer than 4 MiB, parts end
 // where the usual tokenizers never merge. A conversation is never divided, and
 // its pieces are encoded one by one, as they are when a model is asked.
+//
+// Text is encoded by as many threads as there are cores, about a MiB or one
+// part each, and written in its order, so that the shards do not depend on
+// them.
 class BlockRouter {
  public:
   BlockRouter(double fraction, uint64_t seed, int64_t block_bytes,
@@ -73,14 +81,28 @@ class BlockRouter {
 
   Status add(const TextBlock& block);
   Status add(const Conversation& conversation);
+  // Writes what is being encoded. Call it after the last add().
+  Status finish();
   int64_t conversations() const { return conversations_; }
   // Tokens of answers in them.
   int64_t answer_tokens() const { return answer_tokens_; }
 
  private:
+  // Text of a document, of which it may be the end.
+  struct Part {
+    SplitWriter* to;
+    std::string text;
+    bool continues, ends;
+  };
+  using Encoded =
+      std::vector<std::pair<SplitWriter*, std::vector<int32_t>>>;  // by part
+
   SplitWriter* next_block();
   Status append(SplitWriter* to, std::string_view text);
-  Status encode_part(size_t bytes);
+  Status add_part(size_t bytes, bool ends);
+  void start_encoding();
+  Status write_encoded();
+  Result<Encoded> encode(const std::vector<Part>& parts) const;
   Status close();
 
   double fraction_;
@@ -90,8 +112,12 @@ class BlockRouter {
   SplitWriter& train_;
   SplitWriter& val_;
   SplitWriter* open_ = nullptr;  // the split of a document without an end yet
-  std::string text_;             // of that document, not yet encoded
-  bool continues_ = false;       // parts of that document have been encoded
+  std::string text_;             // of that document, not yet a part
+  bool continues_ = false;       // parts of that document have been taken
+  std::vector<Part> parts_;      // to be encoded
+  size_t parts_bytes_ = 0;
+  size_t threads_;
+  std::deque<std::future<Result<Encoded>>> encoding_;  // the oldest first
   int64_t blocks_ = 0;
   SplitWriter* conversations_to_ = nullptr;  // the split of this block
   int64_t conversation_bytes_ = 0;           // in it

@@ -1,9 +1,14 @@
 // Data sets whose tokenizer is a file.
+#include <mutex>
 #include <random>
+#include <set>
+#include <thread>
 
 #include "tests/unit/data/data_test_util.h"
 #include "worker/data/dataset.h"
 #include "worker/data/prepare.h"
+#include "worker/data/split_writer.h"
+#include "worker/data/token_shard.h"
 #include "worker/tokenizer/tokenizer.h"
 #include "worker/tokenizer/trainer.h"
 
@@ -96,6 +101,55 @@ TEST(TokenizerDataset, ALongDocumentIsEncodedInParts) {
   expected.push_back(499);
   const auto set = Dataset::open(dir / "out");
   EXPECT_EQ(tokens_of(*set), expected);
+}
+
+// Bytes, which remembers what threads have encoded.
+class Remembers final : public tokenizer::Tokenizer {
+ public:
+  std::string id() const override { return "remembers"; }
+  int64_t vocab_size() const override { return 257; }
+  int32_t end_of_text() const override { return 256; }
+  Status encode(std::string_view text, const tokenizer::EncodeOptions&,
+                std::vector<int32_t>& out) const override {
+    const std::lock_guard lock(mutex);
+    threads.insert(std::this_thread::get_id());
+    for (const char c : text) out.push_back(static_cast<unsigned char>(c));
+    return ok_status();
+  }
+  Result<std::string_view> token_bytes(int32_t) const override {
+    return std::string_view();
+  }
+  mutable std::mutex mutex;
+  mutable std::set<std::thread::id> threads;
+};
+
+TEST(BlockRouter, HasTextEncodedByOtherThreadsAndKeepsItsOrder) {
+  const TempDir dir;
+  const auto fs = posix_file_system();
+  const Remembers tokenizer;
+  SplitWriter train(*fs, dir.path(), "train", tokenizer, 1 << 30, false);
+  SplitWriter val(*fs, dir.path(), "val", tokenizer, 1 << 30, false);
+  BlockRouter router(/*fraction=*/0, /*seed=*/1, /*block_bytes=*/1 << 20,
+                     tokenizer, train, val);
+  std::vector<int32_t> expected;
+  for (const char c : std::string("abcdefghij")) {
+    const std::string text(700'000, c);
+    ASSERT_TRUE(
+        router.add(TextBlock{.text = text, .ends = {1, text.size()}}).ok());
+    expected.push_back(c);
+    expected.push_back(256);
+    expected.insert(expected.end(), text.size() - 1, c);
+    expected.push_back(256);
+  }
+  ASSERT_TRUE(router.finish().ok());
+  ASSERT_TRUE(train.finish().ok());
+  ASSERT_TRUE(train.rename().ok());
+  const auto shard = MappedShard::open(dir / "train-00000.tok");
+  ASSERT_TRUE(shard.ok()) << shard.status().to_string();
+  std::vector<int32_t> tokens(static_cast<size_t>(shard->info().num_tokens));
+  ASSERT_TRUE(shard->read(0, tokens).ok());
+  EXPECT_EQ(tokens, expected);
+  EXPECT_FALSE(tokenizer.threads.contains(std::this_thread::get_id()));
 }
 
 TEST(TokenizerDataset, AnotherTokenizerMakesAnotherDataSet) {
