@@ -5,7 +5,7 @@
 #include <algorithm>
 
 #include "proto/base/exit_code.h"
-#include "proto/base/rank_phase.h"
+#include "proto/base/rank_request.h"
 #include "tests/testing/event_fields.h"
 
 namespace remesh::scenario {

@@ -10,7 +10,7 @@
 #include "coordinator/core/durable.h"
 #include "coordinator/core/job_shape.h"
 #include "coordinator/core/survival.h"
-#include "proto/base/rank_phase.h"
+#include "proto/base/rank_request.h"
 #include "tests/sim/cluster.h"
 #include "tests/sim/parts.h"
 #include "tests/sim/sentences.h"

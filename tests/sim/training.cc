@@ -4,7 +4,7 @@
 #include <algorithm>
 
 #include "checkpoint/manifest/branch.h"
-#include "proto/base/rank_phase.h"
+#include "proto/base/rank_request.h"
 #include "proto/base/rng.h"
 #include "tests/sim/cluster.h"
 #include "tests/sim/parts.h"

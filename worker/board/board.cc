@@ -126,7 +126,7 @@ Board::~Board() {
 int64_t Board::generation() const { return page_->generation; }
 int Board::rank() const { return page_->rank; }
 
-void Board::set_phase(RankPhase phase) {
+void Board::set_phase(pb::RankStatus::Phase phase) {
   page_->phase.store(static_cast<uint32_t>(phase));
   tick();
 }
@@ -183,29 +183,41 @@ int64_t Board::checkpoint_request() const {
 }
 int64_t Board::daemon_beat_ms() const { return page_->daemon_beat_ms.load(); }
 
-Snapshot Board::snapshot() const {
-  Snapshot s;
-  s.phase = static_cast<RankPhase>(page_->phase.load());
-  s.progress = page_->progress.load();
-  s.step = page_->step.load();
-  s.microbatch = page_->microbatch.load();
-  s.committed_step = page_->committed_step.load();
-  s.checkpoint_step = page_->checkpoint_step.load();
-  s.declined_stops = page_->declined_stops.load();
-  s.failed_saves = page_->failed_saves.load();
-  s.exposed_comm = page_->exposed_comm.load();
-  s.bubble = page_->bubble.load();
+pb::RankStatus Board::snapshot() const {
+  pb::RankStatus s;
+  // The rank may have damaged it.
+  const auto phase = static_cast<int>(page_->phase.load());
+  s.set_phase(pb::RankStatus::Phase_IsValid(phase)
+                  ? static_cast<pb::RankStatus::Phase>(phase)
+                  : pb::RankStatus::UNKNOWN);
+  s.set_progress(progress());
+  s.set_step(page_->step.load());
+  s.set_microbatch(page_->microbatch.load());
+  s.set_committed_step(committed_step());
+  s.set_checkpoint_step(page_->checkpoint_step.load());
+  s.set_declined_stops(page_->declined_stops.load());
+  s.set_failed_saves(page_->failed_saves.load());
+  const double exposed_comm = page_->exposed_comm.load();
+  if (exposed_comm >= 0) s.set_exposed_comm(exposed_comm);
+  const double bubble = page_->bubble.load();
+  if (bubble >= 0) s.set_bubble(bubble);
+  MemoryUse memory;
   for (size_t i = 0; i < std::size(kMemoryPurposes); ++i)
-    s.memory.*kMemoryPurposes[i].bytes = page_->memory[i].load();
+    memory.*kMemoryPurposes[i].bytes = page_->memory[i].load();
+  if (memory != MemoryUse{}) to_message(memory, s.mutable_memory());
   if (page_->has_restored_digest.load())
-    s.restored_digest = page_->restored_digest.load();
-  s.link_bytes_per_s = page_->link_bytes_per_s.load();
-  s.error = page_->error.read();
-  s.checkpoint_error = page_->checkpoint_error.read();
+    s.set_restored_digest(page_->restored_digest.load());
+  const double link = page_->link_bytes_per_s.load();
+  if (link > 0) s.set_link_bytes_per_s(link);
+  const std::string error = page_->error.read();
+  if (!error.empty()) s.set_error(error);
+  const std::string checkpoint_error = page_->checkpoint_error.read();
+  if (!checkpoint_error.empty()) s.set_checkpoint_error(checkpoint_error);
   return s;
 }
 
 int64_t Board::committed_step() const { return page_->committed_step.load(); }
+uint64_t Board::progress() const { return page_->progress.load(); }
 
 std::vector<StepRecord> Board::pop_steps() {
   std::vector<StepRecord> out;

@@ -14,14 +14,14 @@
 #include <atomic>
 #include <cstdint>
 #include <memory>
-#include <optional>
 #include <string>
 #include <string_view>
 #include <vector>
 
 #include "proto/base/memory_use.h"
-#include "proto/base/rank_phase.h"
+#include "proto/base/rank_request.h"
 #include "proto/base/status.h"
+#include "proto/control.pb.h"
 #include "worker/board/flight.h"
 
 namespace remesh::board {
@@ -57,25 +57,6 @@ struct StepRecord {
   uint64_t digest = 0;
 };
 
-// The contents of a board, as the daemon reads them.
-struct Snapshot {
-  RankPhase phase = RankPhase::kStarting;
-  uint64_t progress = 0;
-  int64_t step = 0;
-  int64_t microbatch = 0;
-  int64_t committed_step = -1;
-  int64_t checkpoint_step = -1;
-  int64_t declined_stops = 0;
-  int64_t failed_saves = 0;
-  double exposed_comm = -1;  // shares of the newest step; negative: unknown
-  double bubble = -1;
-  MemoryUse memory;  // the peak
-  std::optional<uint64_t> restored_digest;
-  double link_bytes_per_s = 0;  // 0: not measured
-  std::string error;
-  std::string checkpoint_error;
-};
-
 class Board {
  public:
   // Daemon: creates a board, whose fd() the rank must inherit.
@@ -94,7 +75,7 @@ class Board {
   const FlightRecord& flight() const { return flight_; }
 
   // --- rank side
-  void set_phase(RankPhase phase);  // also a tick()
+  void set_phase(pb::RankStatus::Phase phase);  // also a tick()
   void set_step(int64_t step);
   void set_microbatch(int64_t microbatch);  // also a tick()
   void tick();                              // increments progress
@@ -118,8 +99,10 @@ class Board {
   int64_t daemon_beat_ms() const;
 
   // --- daemon side
-  Snapshot snapshot() const;
+  // The fields that the rank sets, without what it has not measured.
+  pb::RankStatus snapshot() const;
   int64_t committed_step() const;  // as in snapshot(), but cheap
+  uint64_t progress() const;       // likewise
   std::vector<StepRecord> pop_steps();
   void set_request(uint32_t bits);
   void set_checkpoint_request(int64_t number);

@@ -140,7 +140,7 @@ class Progress {
  public:
   Progress() = default;
   explicit Progress(board::Board* board) : board_(board) {}
-  void phase(RankPhase p) const {
+  void phase(pb::RankStatus::Phase p) const {
     if (board_ != nullptr) board_->set_phase(p);
   }
   void microbatch(int64_t i) const {

@@ -181,7 +181,7 @@ Status Engine::run_passes(const StepInput& in, StepVotes& votes) {
   CHECK_MSG(
       static_cast<int>(in.microbatches.size()) <= schedule_.num_microbatches,
       "more microbatches than this rank's share");
-  progress_.phase(RankPhase::kCompute);
+  progress_.phase(pb::RankStatus::COMPUTE);
   take_part(in.microbatches);
   const std::vector<PipeOp>& ops =
       schedule_.ranks[static_cast<size_t>(rank_shard_.shard.coord().pp)];
@@ -239,7 +239,7 @@ StepResult Engine::agree(const StepInput& in, StepVotes votes,
 }
 
 void Engine::update(double lr, double grad_scale, bool skip) {
-  progress_.phase(RankPhase::kUpdate);
+  progress_.phase(pb::RankStatus::UPDATE);
   const trace::Span span(tracer_, trace::Category::kOptimizer);
   const ConstStateView from = state();
   const StateView to = begin_state();
@@ -279,7 +279,7 @@ Result<StepResult> Engine::run(const StepInput& in) {
     RETURN_IF_ERROR(run_passes(in, votes));
   }
   const double in_passes = grads_->waited_s() - reduce;
-  progress_.phase(RankPhase::kReduce);
+  progress_.phase(pb::RankStatus::REDUCE);
   grads_->finish([this] {
     progress_.tick();
     if (poll_) poll_();

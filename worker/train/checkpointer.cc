@@ -458,7 +458,7 @@ Status Checkpointer::first_failure(const Status& own) {
 }
 
 Status Checkpointer::save_and_wait(const RankState& state) {
-  board_.set_phase(RankPhase::kCheckpoint);
+  board_.set_phase(pb::RankStatus::CHECKPOINT);
   hurry_.store(true);
   // A failed save of an older step does not matter any more.
   if (plan_.phase() != SavePlan::Phase::kIdle) {

@@ -31,9 +31,9 @@ Status Trainer::run() {
   engine_.reset();
   mesh_.reset();
   world_.reset();
-  board_.set_phase(RankPhase::kStopping);  // waits for others from now on
+  board_.set_phase(pb::RankStatus::STOPPING);  // waits for others from now on
   mpi_->finalize();
-  board_.set_phase(RankPhase::kEnded);
+  board_.set_phase(pb::RankStatus::ENDED);
   return ok_status();
 }
 
@@ -228,7 +228,7 @@ void Trainer::log_step(const board::StepRecord& record,
 }
 
 Status Trainer::validate(board::StepRecord* record) {
-  board_.set_phase(RankPhase::kValidate);
+  board_.set_phase(pb::RankStatus::VALIDATE);
   double sum = 0, weights = 0;
   for (const size_t m : batches_->validated()) {
     const data::Member& member = batches_->dataset().members()[m];

@@ -100,7 +100,7 @@ Status Trainer::start() {
     std::thread preparing([&] { prepared = prepare(spec_.rank()); });
     connected = connect();
     // It waits for its own thread, not for others: a hang is this rank's.
-    if (connected.ok()) board_.set_phase(RankPhase::kRestoring);
+    if (connected.ok()) board_.set_phase(pb::RankStatus::RESTORING);
     preparing.join();
     log_start("prepare_beyond_mpi_ms");
   }
@@ -181,7 +181,7 @@ Status Trainer::prepare(int rank) {
 }
 
 Status Trainer::connect() {
-  board_.set_phase(RankPhase::kConnecting);
+  board_.set_phase(pb::RankStatus::CONNECTING);
   ASSIGN_OR_RETURN(mpi_, comm::MpiWorld::init(
                              {.size = layout_.world(),
                               .rank = spec_.has_rank() ? spec_.rank() : -1}));
@@ -298,7 +298,7 @@ Status Trainer::build(int rank) {
 }
 
 Status Trainer::restore() {
-  board_.set_phase(RankPhase::kRestoring);
+  board_.set_phase(pb::RankStatus::RESTORING);
   RETURN_IF_ERROR(check_inputs());
   RETURN_IF_ERROR(restore_state());
   first_step_ = engine_->step();

@@ -33,7 +33,7 @@ OrphanGuard::OrphanGuard(const board::Board& board,
       loop_(
           [this] {
             if (rule_.on_sample(monotonic_ms(), board_.daemon_beat_ms(),
-                                board_.snapshot().progress))
+                                board_.progress()))
               on_orphan_();
             return kPeriod;
           },

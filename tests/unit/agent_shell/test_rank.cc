@@ -112,7 +112,7 @@ int train(board::Board& board, const pb::RankSpec& spec) {
   const int64_t steps = steps_text.empty() ? 1 << 30 : std::stoll(steps_text);
   const std::string ms = word(script, "step_ms");
   State state(spec);
-  board.set_phase(RankPhase::kCompute);
+  board.set_phase(pb::RankStatus::COMPUTE);
   for (int64_t step = 1; step <= steps; ++step) {
     board.set_step(step);
     maybe_die(script, rank, step);
@@ -127,7 +127,7 @@ int train(board::Board& board, const pb::RankSpec& spec) {
     if (rank == 0) push(board, step, both[0]);
     if (both[1] > 0) break;
   }
-  board.set_phase(RankPhase::kStopping);
+  board.set_phase(pb::RankStatus::STOPPING);
   return kExitOk;
 }
 
@@ -141,7 +141,7 @@ int rank_main(int argc, char** argv) {
   auto board = board::Board::open(std::atoi(argv[4]));
   if (!board.ok()) return kExitUsage;
   std::ofstream(spec.log_path()) << "rank " << spec.rank() << " starts\n";
-  (*board)->set_phase(RankPhase::kConnecting);
+  (*board)->set_phase(pb::RankStatus::CONNECTING);
   const int64_t start = monotonic_ns();
   int provided = 0;
   guard_sockets();
@@ -149,7 +149,7 @@ int rank_main(int argc, char** argv) {
   (*board)->set_checkpoint_step((monotonic_ns() - start) / 1000);  // init, us
   const int code = train(**board, spec);
   MPI_Finalize();
-  (*board)->set_phase(RankPhase::kEnded);
+  (*board)->set_phase(pb::RankStatus::ENDED);
   return code;
 }
 

@@ -28,8 +28,8 @@ TEST(Board, RankAndDaemonSeeEachOther) {
   Pair p = make_pair();
   EXPECT_EQ(p.rank->generation(), 7);
   EXPECT_EQ(p.rank->rank(), 3);
-  EXPECT_EQ(p.daemon->snapshot().committed_step, -1);
-  p.rank->set_phase(RankPhase::kCompute);
+  EXPECT_EQ(p.daemon->snapshot().committed_step(), -1);
+  p.rank->set_phase(pb::RankStatus::COMPUTE);
   p.rank->set_step(11);
   p.rank->set_microbatch(2);
   p.rank->commit_step(10);
@@ -37,22 +37,22 @@ TEST(Board, RankAndDaemonSeeEachOther) {
   p.rank->decline_stop();
   p.rank->set_error("bad thing");
   p.rank->set_checkpoint_error("disk full");
-  const Snapshot s = p.daemon->snapshot();
-  EXPECT_EQ(s.phase, RankPhase::kCompute);
-  EXPECT_EQ(s.step, 11);
-  EXPECT_EQ(s.microbatch, 2);
-  EXPECT_EQ(s.committed_step, 10);
+  const pb::RankStatus s = p.daemon->snapshot();
+  EXPECT_EQ(s.phase(), pb::RankStatus::COMPUTE);
+  EXPECT_EQ(s.step(), 11);
+  EXPECT_EQ(s.microbatch(), 2);
+  EXPECT_EQ(s.committed_step(), 10);
   EXPECT_EQ(p.daemon->committed_step(), 10);
-  EXPECT_EQ(s.checkpoint_step, 5);
-  EXPECT_EQ(s.declined_stops, 1);
-  EXPECT_EQ(s.error, "bad thing");
-  EXPECT_EQ(s.checkpoint_error, "disk full");
-  EXPECT_GT(s.progress, 2u);
+  EXPECT_EQ(s.checkpoint_step(), 5);
+  EXPECT_EQ(s.declined_stops(), 1);
+  EXPECT_EQ(s.error(), "bad thing");
+  EXPECT_EQ(s.checkpoint_error(), "disk full");
+  EXPECT_GT(s.progress(), 2u);
   p.rank->set_checkpoint_error("");
-  EXPECT_EQ(p.daemon->snapshot().checkpoint_error, "");
+  EXPECT_EQ(p.daemon->snapshot().checkpoint_error(), "");
   p.rank->fail_save("disk full again");
-  EXPECT_EQ(p.daemon->snapshot().checkpoint_error, "disk full again");
-  EXPECT_EQ(p.daemon->snapshot().failed_saves, 1);
+  EXPECT_EQ(p.daemon->snapshot().checkpoint_error(), "disk full again");
+  EXPECT_EQ(p.daemon->snapshot().failed_saves(), 1);
   p.daemon->set_request(kRequestStop | kRequestForce);
   p.daemon->set_checkpoint_request(4);
   p.daemon->beat(99);
@@ -63,15 +63,15 @@ TEST(Board, RankAndDaemonSeeEachOther) {
 
 TEST(Board, EverySignOfLifeAdvancesTheProgress) {
   Pair p = make_pair();
-  uint64_t last = p.daemon->snapshot().progress;
+  uint64_t last = p.daemon->snapshot().progress();
   const auto moved = [&] {
-    const uint64_t now = p.daemon->snapshot().progress;
+    const uint64_t now = p.daemon->snapshot().progress();
     return std::exchange(last, now) < now;
   };
   EXPECT_FALSE(moved());
   p.rank->tick();
   EXPECT_TRUE(moved());
-  p.rank->set_phase(RankPhase::kReduce);
+  p.rank->set_phase(pb::RankStatus::REDUCE);
   EXPECT_TRUE(moved());
   p.rank->set_microbatch(1);
   EXPECT_TRUE(moved());
@@ -81,9 +81,13 @@ TEST(Board, EverySignOfLifeAdvancesTheProgress) {
 
 TEST(Board, SharesAndMemoryAreShownOnceMeasured) {
   Pair p = make_pair();
-  EXPECT_LT(p.daemon->snapshot().exposed_comm, 0);
-  EXPECT_LT(p.daemon->snapshot().bubble, 0);
-  EXPECT_EQ(p.daemon->snapshot().memory, MemoryUse{});
+  const pb::RankStatus before = p.daemon->snapshot();
+  EXPECT_FALSE(before.has_exposed_comm());
+  EXPECT_FALSE(before.has_bubble());
+  EXPECT_FALSE(before.has_memory());
+  EXPECT_FALSE(before.has_link_bytes_per_s());
+  EXPECT_FALSE(before.has_error());
+  EXPECT_FALSE(before.has_checkpoint_error());
   const MemoryUse m{.weights = 1,
                     .gradients = 2,
                     .optimizer = 3,
@@ -91,21 +95,31 @@ TEST(Board, SharesAndMemoryAreShownOnceMeasured) {
                     .buffers = uint64_t{5} << 40};
   p.rank->set_memory(m);
   p.rank->set_shares(0.25, 0.125);
-  EXPECT_EQ(p.daemon->snapshot().memory, m);
-  EXPECT_EQ(p.daemon->snapshot().exposed_comm, 0.25);
-  EXPECT_EQ(p.daemon->snapshot().bubble, 0.125);
-  EXPECT_FALSE(p.daemon->snapshot().restored_digest);
+  EXPECT_EQ(memory_of(p.daemon->snapshot().memory()), m);
+  EXPECT_EQ(p.daemon->snapshot().exposed_comm(), 0.25);
+  EXPECT_EQ(p.daemon->snapshot().bubble(), 0.125);
+  EXPECT_FALSE(p.daemon->snapshot().has_restored_digest());
   p.rank->set_restored_digest(0);
-  EXPECT_EQ(p.daemon->snapshot().restored_digest, 0U);
-  EXPECT_EQ(p.daemon->snapshot().link_bytes_per_s, 0);
+  EXPECT_TRUE(p.daemon->snapshot().has_restored_digest());
   p.rank->set_link(1.5e9);
-  EXPECT_EQ(p.daemon->snapshot().link_bytes_per_s, 1.5e9);
+  EXPECT_EQ(p.daemon->snapshot().link_bytes_per_s(), 1.5e9);
+}
+
+TEST(Board, APhaseThatTheRankHasDamagedIsUnknown) {
+  Pair p = make_pair();
+  for (int phase = pb::RankStatus::STARTING; phase <= pb::RankStatus::UNKNOWN;
+       ++phase) {
+    p.rank->set_phase(static_cast<pb::RankStatus::Phase>(phase));
+    EXPECT_EQ(p.daemon->snapshot().phase(), phase);
+  }
+  p.rank->set_phase(static_cast<pb::RankStatus::Phase>(99));
+  EXPECT_EQ(p.daemon->snapshot().phase(), pb::RankStatus::UNKNOWN);
 }
 
 TEST(Board, LongTextIsCut) {
   Pair p = make_pair();
   p.rank->set_error(std::string(100000, 'x'));
-  EXPECT_EQ(p.daemon->snapshot().error, std::string(2048, 'x'));
+  EXPECT_EQ(p.daemon->snapshot().error(), std::string(2048, 'x'));
 }
 
 TEST(Board, FullRingRefusesAndKeepsOrder) {
@@ -165,11 +179,11 @@ TEST(Board, ConcurrentUseLosesNothing) {
     }
     // Steps committed before the ring was read were in the ring.
     ASSERT_LT(committed, next);
-    const Snapshot s = p.daemon->snapshot();
-    ASSERT_LE(s.error.size(), 100u);
+    const pb::RankStatus s = p.daemon->snapshot();
+    ASSERT_LE(s.error().size(), 100u);
   }
   rank.join();
-  EXPECT_EQ(p.daemon->snapshot().error.size(), 100u);
+  EXPECT_EQ(p.daemon->snapshot().error().size(), 100u);
 }
 
 TEST(Board, TheLastErrorSurvivesAKill) {
@@ -181,7 +195,7 @@ TEST(Board, TheLastErrorSurvivesAKill) {
     kill(getpid(), SIGKILL);
   }
   waitpid(child, nullptr, 0);
-  EXPECT_EQ(p.daemon->snapshot().error, "last words");
+  EXPECT_EQ(p.daemon->snapshot().error(), "last words");
   EXPECT_EQ(p.daemon->pop_steps().size(), 1u);
 }
 

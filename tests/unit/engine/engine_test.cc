@@ -97,10 +97,10 @@ TEST(Engine, ReportsProgressAtEveryLayerOfAPass) {
             .value();
     initialise(*engine, *backend, /*seed=*/1);
     engine->state_loaded();
-    uint64_t before = board->snapshot().progress;
+    uint64_t before = board->snapshot().progress();
     int polls = 0;
     engine->set_poll([&] {
-      const uint64_t now = board->snapshot().progress;
+      const uint64_t now = board->snapshot().progress();
       EXPECT_NE(now, before) << "poll " << polls;
       before = now;
       ++polls;

@@ -230,9 +230,9 @@ TEST_P(CheckpointerTest, SavesNothingOnceANewerGenerationRuns) {
   EXPECT_EQ(next->saved_step(), 10);
   EXPECT_FALSE(old->save_and_wait(at(30)).ok());
   EXPECT_NE(
-      board_->snapshot().checkpoint_error.find("generation 2 has claimed"),
+      board_->snapshot().checkpoint_error().find("generation 2 has claimed"),
       std::string::npos)
-      << board_->snapshot().checkpoint_error;
+      << board_->snapshot().checkpoint_error();
   // Its step 20 is not that of the next generation, which has its own.
   state_[0][0] += 1;
   ASSERT_TRUE(next->save_and_wait(at(20)).ok());

@@ -22,7 +22,6 @@ namespace remesh::train {
 namespace {
 
 using board::Board;
-using board::Snapshot;
 
 constexpr uint64_t kStateJob = 42;
 
@@ -78,11 +77,12 @@ TEST_F(MemoryTest, AKillAnywhereResumesFromTheCommittedState) {
   for (int life = 0; life < 4; ++life) {
     const int64_t at = before + 1 + static_cast<int64_t>(random() % 40);
     const int us = static_cast<int>(random() % 3000);
-    const Ended e = run(s, [&](const Snapshot& now, Board&, RankProcess& rank) {
-      if (now.committed_step < at) return;
-      std::this_thread::sleep_for(std::chrono::microseconds(us));
-      rank.kill_it();
-    });
+    const Ended e =
+        run(s, [&](const pb::RankStatus& now, Board&, RankProcess& rank) {
+          if (now.committed_step() < at) return;
+          std::this_thread::sleep_for(std::chrono::microseconds(us));
+          rank.kill_it();
+        });
     ASSERT_EQ(e.code, -9) << output();
     EXPECT_EQ(segments("a"), 1U);
     for (const auto& [step, loss] : losses(e))
@@ -90,8 +90,8 @@ TEST_F(MemoryTest, AKillAnywhereResumesFromTheCommittedState) {
     from_memory(s, {"a"});
     const int64_t held = s.assignment().source().step();
     // The last reported step is there, or the one after it.
-    EXPECT_GE(held, e.board.committed_step);
-    EXPECT_LE(held, e.board.committed_step + 1);
+    EXPECT_GE(held, e.board.committed_step());
+    EXPECT_LE(held, e.board.committed_step() + 1);
     before = held;
   }
   const Ended rest = run(s);
@@ -104,15 +104,16 @@ TEST_F(MemoryTest, AKillAnywhereResumesFromTheCommittedState) {
 
 TEST_F(MemoryTest, AHandoffKeepsTheStateAndSavesNothing) {
   pb::RankSpec s = alone({"train.steps=5000", "checkpoint.interval=0"});
-  const auto hand_over = [](const Snapshot& now, Board& board, RankProcess&) {
-    if (now.committed_step >= 3)
+  const auto hand_over = [](const pb::RankStatus& now, Board& board,
+                            RankProcess&) {
+    if (now.committed_step() >= 3)
       board.set_request(kRequestStop | kRequestHandoff);
   };
   const Ended e = run(s, hand_over);
   ASSERT_EQ(e.code, 0) << output();
-  const int64_t at = e.board.committed_step;
+  const int64_t at = e.board.committed_step();
   EXPECT_EQ(e.steps.back().step, at);
-  EXPECT_EQ(e.board.checkpoint_step, -1);
+  EXPECT_EQ(e.board.checkpoint_step(), -1);
   EXPECT_FALSE(std::filesystem::exists(checkpoint(at)));
   from_memory(s, {"a"});
   EXPECT_EQ(s.assignment().source().step(), at);
@@ -120,14 +121,14 @@ TEST_F(MemoryTest, AHandoffKeepsTheStateAndSavesNothing) {
   pb::RankSpec own = spec({"train.steps=5000", "checkpoint.interval=0"});
   const Ended saved = run(own, hand_over);
   ASSERT_EQ(saved.code, 0) << output();
-  EXPECT_EQ(saved.board.checkpoint_step, saved.board.committed_step);
+  EXPECT_EQ(saved.board.checkpoint_step(), saved.board.committed_step());
 }
 
 constexpr uint32_t kHandOver = kRequestStop | kRequestHandoff;
 
 auto stop_at(int64_t step, uint32_t request) {
-  return [=](const Snapshot& now, Board& board, RankProcess&) {
-    if (now.committed_step >= step) board.set_request(request);
+  return [=](const pb::RankStatus& now, Board& board, RankProcess&) {
+    if (now.committed_step() >= step) board.set_request(request);
   };
 }
 
@@ -152,8 +153,8 @@ TEST_F(MemoryTest, ARescueSavesTheStateWithoutTheData) {
   e = run(s, stop_at(at, kRequestStop));
   ASSERT_EQ(e.code, 0) << output();
   EXPECT_TRUE(e.steps.empty());
-  EXPECT_EQ(e.board.committed_step, at);
-  EXPECT_EQ(e.board.checkpoint_step, at);
+  EXPECT_EQ(e.board.committed_step(), at);
+  EXPECT_EQ(e.board.checkpoint_step(), at);
   const auto m =
       manifest::read_checkpoint(*posix_file_system(), checkpoint(at));
   ASSERT_TRUE(m.ok()) << m.status().to_string();
@@ -203,9 +204,9 @@ TEST_F(MemoryTest, ABadSourceInMemoryIsNamed) {
   other.mutable_assignment()->mutable_source()->set_step(1);
   e = run(other);
   EXPECT_EQ(e.code, kExitBadSource);
-  EXPECT_NE(e.board.error.find("has no state of this model for step 1"),
+  EXPECT_NE(e.board.error().find("has no state of this model for step 1"),
             std::string::npos)
-      << e.board.error;
+      << e.board.error();
 }
 
 TEST_F(MemoryTest, ADamagedOrMissingSourceIsRefused) {
@@ -228,13 +229,13 @@ TEST_F(MemoryTest, ADamagedOrMissingSourceIsRefused) {
   }
   Ended e = run(s);
   EXPECT_EQ(e.code, kExitBadSource);
-  EXPECT_NE(e.board.error.find("checksum of the first moment"),
+  EXPECT_NE(e.board.error().find("checksum of the first moment"),
             std::string::npos)
-      << e.board.error;
+      << e.board.error();
   std::filesystem::remove(path);
   e = run(s);
   EXPECT_EQ(e.code, kExitBadSource);
-  EXPECT_NE(e.board.error.find(path), std::string::npos) << e.board.error;
+  EXPECT_NE(e.board.error().find(path), std::string::npos) << e.board.error();
 }
 
 TEST_F(MemoryTest, TooLittleSharedMemoryIsRefusedWithWhatIsNeeded) {
@@ -244,7 +245,7 @@ TEST_F(MemoryTest, TooLittleSharedMemoryIsRefusedWithWhatIsNeeded) {
   EXPECT_EQ(e.code, kExitNoRoom);
   for (const char* part :
        {"of shared memory", " are free", "elastic.keep_state = false"})
-    EXPECT_NE(e.board.error.find(part), std::string::npos) << e.board.error;
+    EXPECT_NE(e.board.error().find(part), std::string::npos) << e.board.error();
   EXPECT_EQ(segments("a"), 0U);
 }
 

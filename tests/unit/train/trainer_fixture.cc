@@ -217,7 +217,7 @@ std::unique_ptr<RankProcess> TrainerTest::start(const pb::RankSpec& spec,
 
 Ended TrainerTest::run(
     const pb::RankSpec& spec,
-    const std::function<void(const board::Snapshot&, board::Board&,
+    const std::function<void(const pb::RankStatus&, board::Board&,
                              RankProcess&)>& watch) {
   const auto board = make_board(spec);
   const auto rank = start(spec, *board);

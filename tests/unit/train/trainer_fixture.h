@@ -39,7 +39,7 @@ class RankProcess {
 
 struct Ended {
   int code = 0;
-  board::Snapshot board;
+  pb::RankStatus board;
   std::vector<board::StepRecord> steps;
 };
 
@@ -60,7 +60,7 @@ class TrainerTest : public ::testing::Test {
   // Starts a rank and polls it: `watch` gets each snapshot and may act. Returns
   // the steps popped.
   Ended run(const pb::RankSpec& spec,
-            const std::function<void(const board::Snapshot&, board::Board&,
+            const std::function<void(const pb::RankStatus&, board::Board&,
                                      RankProcess&)>& watch = {});
   // Runs `n` ranks under mpirun without boards; returns the exit code.
   int run_mpi(const pb::RankSpec& spec, int n);

@@ -13,7 +13,6 @@ namespace remesh::train {
 namespace {
 
 using board::Board;
-using board::Snapshot;
 
 // For ranks that the test ends: no pause of the test lets one reach its end.
 const std::string kEndless = "train.steps=1000000000";
@@ -38,10 +37,10 @@ TEST_F(TrainerTest, TrainsToTheEndValidatesAndSaves) {
   }
   EXPECT_LT(e.steps.back().loss, e.steps.front().loss - 0.3);
   EXPECT_LT(e.steps.back().val_loss, e.steps[4].val_loss);
-  EXPECT_EQ(e.board.committed_step, 12);
-  EXPECT_EQ(e.board.checkpoint_step, 12);
-  EXPECT_EQ(e.board.phase, RankPhase::kEnded);
-  EXPECT_EQ(e.board.error, "");
+  EXPECT_EQ(e.board.committed_step(), 12);
+  EXPECT_EQ(e.board.checkpoint_step(), 12);
+  EXPECT_EQ(e.board.phase(), pb::RankStatus::ENDED);
+  EXPECT_EQ(e.board.error(), "");
   EXPECT_TRUE(std::filesystem::exists(checkpoint(12)));
 }
 
@@ -55,12 +54,12 @@ TEST_F(TrainerTest, AKillAndARestartGiveTheSameBits) {
   Ended killed;
   do {
     std::filesystem::remove_all(dir_ + "/checkpoints");
-    killed = run(s, [](const Snapshot& now, Board&, RankProcess& rank) {
-      if (now.checkpoint_step > 0) rank.kill_it();
+    killed = run(s, [](const pb::RankStatus& now, Board&, RankProcess& rank) {
+      if (now.checkpoint_step() > 0) rank.kill_it();
     });
   } while (killed.code == 0);
   ASSERT_EQ(killed.code, -9) << output();
-  const int64_t from = killed.board.checkpoint_step;
+  const int64_t from = killed.board.checkpoint_step();
   from_checkpoint(s, checkpoint(from), from);
   const Ended rest = run(s);
   ASSERT_EQ(rest.code, 0) << output();
@@ -76,12 +75,13 @@ TEST_F(TrainerTest, AKillAndARestartGiveTheSameBits) {
 
 TEST_F(TrainerTest, StopsAtABoundaryWithEverythingSaved) {
   pb::RankSpec s = spec({kEndless, "checkpoint.interval=0"});
-  const Ended e = run(s, [](const Snapshot& now, Board& board, RankProcess&) {
-    if (now.committed_step >= 3) board.set_request(kRequestStop);
-  });
+  const Ended e =
+      run(s, [](const pb::RankStatus& now, Board& board, RankProcess&) {
+        if (now.committed_step() >= 3) board.set_request(kRequestStop);
+      });
   ASSERT_EQ(e.code, 0) << output();
-  const int64_t at = e.board.committed_step;
-  EXPECT_EQ(e.board.checkpoint_step, at);
+  const int64_t at = e.board.committed_step();
+  EXPECT_EQ(e.board.checkpoint_step(), at);
   // The manifest has every step, up to 1,000, so that none is lost with the
   // rank.
   const auto kept = recent_losses(checkpoint(at));
@@ -95,18 +95,20 @@ TEST_F(TrainerTest, StopsAtABoundaryWithEverythingSaved) {
 TEST_F(TrainerTest, SavesWhenAskedAndInTheBackground) {
   pb::RankSpec s = spec({kEndless, "checkpoint.interval=0"});
   int64_t first = -1;
-  const Ended e = run(s, [&](const Snapshot& now, Board& board, RankProcess&) {
-    if (now.committed_step >= 2) board.set_checkpoint_request(1);
-    if (first < 0 && now.checkpoint_step > 0) first = now.checkpoint_step;
-    if (first > 0 && now.committed_step > first + 3)
-      board.set_request(kRequestStop);
-  });
+  const Ended e =
+      run(s, [&](const pb::RankStatus& now, Board& board, RankProcess&) {
+        if (now.committed_step() >= 2) board.set_checkpoint_request(1);
+        if (first < 0 && now.checkpoint_step() > 0)
+          first = now.checkpoint_step();
+        if (first > 0 && now.committed_step() > first + 3)
+          board.set_request(kRequestStop);
+      });
   ASSERT_EQ(e.code, 0) << output();
   EXPECT_GE(first, 3);
   EXPECT_TRUE(std::filesystem::exists(checkpoint(first)));
   // Every step after the first checkpoint is in the second, which lists the
   // last 1,000 steps.
-  const int64_t last = e.board.committed_step;
+  const int64_t last = e.board.committed_step();
   const auto kept = recent_losses(checkpoint(last));
   for (int64_t step = std::max(first + 1, last - 999); step <= last; ++step)
     EXPECT_TRUE(kept.contains(step)) << step;
@@ -117,40 +119,42 @@ TEST_F(TrainerTest, AStopThatCannotSaveIsDeclinedUnlessMandatory) {
       spec({kEndless, "checkpoint.interval=0", "checkpoint.folder=blocked"});
   std::ofstream(dir_ + "/blocked") << "a file where the folder should be";
   int64_t declined_at = -1;
-  const Ended e = run(s, [&](const Snapshot& now, Board& board, RankProcess&) {
-    if (now.committed_step == 0) return;
-    if (declined_at < 0) board.set_request(kRequestStop);
-    if (now.declined_stops == 0) return;
-    if (declined_at < 0) declined_at = now.committed_step;
-    if (now.committed_step > declined_at + 5)
-      board.set_request(kRequestStop | kRequestForce);
-  });
+  const Ended e =
+      run(s, [&](const pb::RankStatus& now, Board& board, RankProcess&) {
+        if (now.committed_step() == 0) return;
+        if (declined_at < 0) board.set_request(kRequestStop);
+        if (now.declined_stops() == 0) return;
+        if (declined_at < 0) declined_at = now.committed_step();
+        if (now.committed_step() > declined_at + 5)
+          board.set_request(kRequestStop | kRequestForce);
+      });
   EXPECT_EQ(e.code, kExitSaveFailed) << output();
-  EXPECT_EQ(e.board.declined_stops, 1);
-  EXPECT_NE(e.board.checkpoint_error.find("blocked"), std::string::npos)
-      << e.board.checkpoint_error;
-  EXPECT_NE(e.board.error.find("could not be saved"), std::string::npos);
+  EXPECT_EQ(e.board.declined_stops(), 1);
+  EXPECT_NE(e.board.checkpoint_error().find("blocked"), std::string::npos)
+      << e.board.checkpoint_error();
+  EXPECT_NE(e.board.error().find("could not be saved"), std::string::npos);
 }
 
 TEST_F(TrainerTest, AFailedBackgroundSaveDoesNotStopTraining) {
   pb::RankSpec s = spec({kEndless, "checkpoint.folder=later"});
   std::ofstream(dir_ + "/later") << "a file where the folder should be";
   bool mended = false;
-  const Ended e = run(s, [&](const Snapshot& now, Board& board, RankProcess&) {
-    if (!mended && !now.checkpoint_error.empty()) {
-      std::filesystem::remove(dir_ + "/later");
-      mended = true;
-    }
-    if (now.checkpoint_step > 0) board.set_request(kRequestStop);
-  });
+  const Ended e =
+      run(s, [&](const pb::RankStatus& now, Board& board, RankProcess&) {
+        if (!mended && !now.checkpoint_error().empty()) {
+          std::filesystem::remove(dir_ + "/later");
+          mended = true;
+        }
+        if (now.checkpoint_step() > 0) board.set_request(kRequestStop);
+      });
   EXPECT_TRUE(mended);
   EXPECT_EQ(e.code, 0) << output();
-  EXPECT_EQ(e.board.checkpoint_error, "");
+  EXPECT_EQ(e.board.checkpoint_error(), "");
   EXPECT_EQ(recent_losses(dir_ + "/later/" +
-                          manifest::step_name(e.board.checkpoint_step))
+                          manifest::step_name(e.board.checkpoint_step()))
                 .rbegin()
                 ->first,
-            e.board.committed_step);
+            e.board.committed_step());
 }
 
 TEST_F(TrainerTest, ABadSourceIsNamed) {
@@ -160,12 +164,12 @@ TEST_F(TrainerTest, ABadSourceIsNamed) {
   from_checkpoint(other, checkpoint(2), 2);
   Ended e = run(other);
   EXPECT_EQ(e.code, kExitFailed);
-  EXPECT_NE(e.board.error.find("seed"), std::string::npos) << e.board.error;
+  EXPECT_NE(e.board.error().find("seed"), std::string::npos) << e.board.error();
 
   from_checkpoint(s, checkpoint(1), 1);
   e = run(s);
   EXPECT_EQ(e.code, kExitBadSource);
-  EXPECT_NE(e.board.error.find("step-00000001"), std::string::npos);
+  EXPECT_NE(e.board.error().find("step-00000001"), std::string::npos);
 
   const std::string shard = checkpoint(2) + "/shard-00000.h5";
   std::fstream f(shard, std::ios::in | std::ios::out | std::ios::binary);
@@ -175,8 +179,8 @@ TEST_F(TrainerTest, ABadSourceIsNamed) {
   from_checkpoint(s, checkpoint(2), 2);
   e = run(s);
   EXPECT_EQ(e.code, kExitBadSource);
-  EXPECT_NE(e.board.error.find("shard-00000.h5"), std::string::npos)
-      << e.board.error;
+  EXPECT_NE(e.board.error().find("shard-00000.h5"), std::string::npos)
+      << e.board.error();
 }
 
 // Whoever else says so is taken for a host that cannot load it, too.
@@ -198,14 +202,15 @@ TEST_F(TrainerTest, RefusesAWorldThatIsNotItsMesh) {
   s.set_rank(0);
   Ended e = run(s);
   EXPECT_EQ(e.code, kExitWorld);
-  EXPECT_NE(e.board.error.find("world"), std::string::npos) << e.board.error;
+  EXPECT_NE(e.board.error().find("world"), std::string::npos)
+      << e.board.error();
   s = spec();
   s.set_rank(0);
   s.mutable_assignment()->mutable_mesh()->set_tp(3);
   e = run(s);
   EXPECT_EQ(e.code, kExitFailed);
-  EXPECT_NE(e.board.error.find("allowed: 1, 2, 4"), std::string::npos)
-      << e.board.error;
+  EXPECT_NE(e.board.error().find("allowed: 1, 2, 4"), std::string::npos)
+      << e.board.error();
 }
 
 TEST_F(TrainerTest, RefusesADataSetWithMoreTokensThanTheModel) {
@@ -213,7 +218,7 @@ TEST_F(TrainerTest, RefusesADataSetWithMoreTokensThanTheModel) {
   s.mutable_assignment()->mutable_job()->mutable_model()->set_vocab_size(100);
   const Ended e = run(s);
   EXPECT_EQ(e.code, kExitFailed);
-  EXPECT_NE(e.board.error.find("model.vocab_size: 100"), std::string::npos);
+  EXPECT_NE(e.board.error().find("model.vocab_size: 100"), std::string::npos);
 }
 
 // The coordinator did not see the model, so the job has no fingerprint of it.

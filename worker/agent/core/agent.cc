@@ -6,7 +6,7 @@
 
 #include "proto/base/check.h"
 #include "proto/base/exit_code.h"
-#include "proto/base/rank_phase.h"
+#include "proto/base/rank_request.h"
 #include "proto/limits/plausible.h"
 
 namespace remesh::agent {

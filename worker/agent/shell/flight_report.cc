@@ -45,8 +45,9 @@ std::string op_text(const FlightOp& op, const FlightGroup& group) {
 }
 
 // Phases in which a rank without a recorded operation waits for others.
-bool waits_in(RankPhase phase) {
-  return phase == RankPhase::kConnecting || phase == RankPhase::kStopping;
+bool waits_in(pb::RankStatus::Phase phase) {
+  return phase == pb::RankStatus::CONNECTING ||
+         phase == pb::RankStatus::STOPPING;
 }
 
 void fill_at(const FlightOp& op, const FlightGroup& group, int64_t now_ns,
@@ -83,25 +84,19 @@ trace::FileSpan to_span(const FlightOp& op, const board::Flight& flight,
   return s;
 }
 
-std::string phase_text(RankPhase phase) {
-  return enum_text(pb::RankStatus::Phase_Name(phase_of(phase)));
+std::string phase_text(const pb::RankStatus& s) {
+  return enum_text(pb::RankStatus::Phase_Name(s.phase()));
 }
 
-}  // namespace
-
-pb::RankStatus::Phase phase_of(RankPhase phase) {
-  const int value = static_cast<int>(phase);
-  return pb::RankStatus::Phase_IsValid(value)
-             ? static_cast<pb::RankStatus::Phase>(value)
-             : pb::RankStatus::UNKNOWN;
-}
-
+// "step 12, microbatch 3, backward, all_reduce of 8.0 MiB on data (ranks 0
+// 2)". `under_way` has the innermost operation first; if it is empty, the text
+// has the phase of the snapshot.
 std::string doing_text(const std::vector<FlightOp>& under_way,
                        const FlightGroup& group,
-                       const board::Snapshot& snapshot) {
+                       const pb::RankStatus& snapshot) {
   std::vector<std::string> parts;
   const int64_t step =
-      under_way.empty() ? snapshot.step : under_way.front().step;
+      under_way.empty() ? snapshot.step() : under_way.front().step;
   if (step > 0) parts.push_back(fmt::format("step {}", step));
   // From the outermost operation to the innermost. The step is already named.
   for (size_t i = under_way.size(); i-- > 0;) {
@@ -114,19 +109,21 @@ std::string doing_text(const std::vector<FlightOp>& under_way,
       parts.push_back(op.name);
   }
   if (under_way.size() == 1 && under_way[0].kind == OpKind::kStep && step > 0)
-    parts.back() = phase_text(snapshot.phase);
-  if (under_way.empty()) parts.push_back(phase_text(snapshot.phase));
+    parts.back() = phase_text(snapshot);
+  if (under_way.empty()) parts.push_back(phase_text(snapshot));
   return join(parts);
 }
 
-void fill_doing(const board::Board& board, const board::Snapshot& snapshot,
-                int64_t now_ns, pb::RankStatus* status) {
+}  // namespace
+
+void fill_doing(const board::Board& board, int64_t now_ns,
+                pb::RankStatus* status) {
   const std::vector<FlightOp> at = board.flight().under_way();
   FlightGroup group;
   if (!at.empty()) group = board.flight().group(at.front().group);
   status->set_operations(board.flight().begun());
-  status->set_doing(doing_text(at, group, snapshot));
-  status->set_waits(at.empty() ? waits_in(snapshot.phase)
+  status->set_doing(doing_text(at, group, *status));
+  status->set_waits(at.empty() ? waits_in(status->phase())
                                : board::waits_for_others(at.front().kind));
   if (!at.empty()) fill_at(at.front(), group, now_ns, status->mutable_at());
 }

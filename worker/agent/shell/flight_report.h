@@ -18,20 +18,10 @@
 
 namespace remesh::agent {
 
-// The phase in a board, which its rank may have damaged.
-pb::RankStatus::Phase phase_of(RankPhase phase);
-
-// Sets the fields doing, at, waits and operations. `snapshot` is of `board`.
+// Sets the fields doing, at, waits and operations of a snapshot of `board`.
 // `now_ns` (CLOCK_MONOTONIC) is when it was taken, or when the rank died.
-void fill_doing(const board::Board& board, const board::Snapshot& snapshot,
-                int64_t now_ns, pb::RankStatus* status);
-
-// "step 12, microbatch 3, backward, all_reduce of 8.0 MiB on data (ranks 0
-// 2)". `under_way` has the innermost operation first; if it is empty, the text
-// has the phase of the snapshot.
-std::string doing_text(const std::vector<board::FlightOp>& under_way,
-                       const board::FlightGroup& group,
-                       const board::Snapshot& snapshot);
+void fill_doing(const board::Board& board, int64_t now_ns,
+                pb::RankStatus* status);
 
 struct FlightAbout {
   int64_t generation = 0;

@@ -19,34 +19,19 @@ RankSample Launcher::sample(Rank& r, bool alive) {
   // before it commits the step, so they are present for every step committed
   // here, unless the ring was full: then they follow, and the coordinator
   // waits.
-  const board::Snapshot b = r.board->snapshot();
+  out.status = r.board->snapshot();
   for (const board::StepRecord& s : r.board->pop_steps())
     out.steps.push_back(board::to_metrics(s, generation_, mesh_));
   pb::RankStatus& s = out.status;
   s.set_rank(r.rank);
   s.set_pid(r.pid);
-  s.set_phase(phase_of(b.phase));
-  s.set_step(b.step);
-  s.set_microbatch(b.microbatch);
-  s.set_committed_step(b.committed_step);
-  s.set_progress(b.progress);
-  s.set_checkpoint_step(b.checkpoint_step);
-  s.set_declined_stops(b.declined_stops);
-  s.set_failed_saves(b.failed_saves);
-  if (b.exposed_comm >= 0) s.set_exposed_comm(b.exposed_comm);
-  if (b.bubble >= 0) s.set_bubble(b.bubble);
-  if (b.memory != MemoryUse{}) to_message(b.memory, s.mutable_memory());
-  if (b.restored_digest) s.set_restored_digest(*b.restored_digest);
-  if (b.link_bytes_per_s > 0) s.set_link_bytes_per_s(b.link_bytes_per_s);
-  if (!b.error.empty() || !apart_.empty())
-    s.set_error(b.error.empty() ? apart_ : b.error);
-  if (!b.checkpoint_error.empty()) s.set_checkpoint_error(b.checkpoint_error);
-  fill_doing(*r.board, b, monotonic_ns(), &s);
+  if (s.error().empty() && !apart_.empty()) s.set_error(apart_);
+  fill_doing(*r.board, monotonic_ns(), &s);
   if (stat) {
     s.set_os_state(std::string(1, stat->state));
     s.set_rss_bytes(stat->rss_bytes);
   }
-  r.seen_committed = b.committed_step;
+  r.seen_committed = s.committed_step();
   return out;
 }
 
