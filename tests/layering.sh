@@ -61,7 +61,7 @@ worker/sample proto/(base|data|rundir)|proto/[a-z]*\.pb\.h|parallel/(geometry|jo
 worker/board proto/base|proto/[a-z]*\.pb\.h
 worker/trace proto/(base|rundir)|parallel/comm|worker/board
 worker/train proto|parallel/(geometry|comm|jobfile)|checkpoint|worker/(trace|engine|kernels|model|data|board)
-worker/agent/core proto/(base|limits)|proto/wire/protocol\.h|proto/[a-z]*\.pb\.h
+worker/agent/core proto/(base|limits)|proto/[a-z]*\.pb\.h
 worker/agent/shell proto|worker/(agent|board|trace)|checkpoint/(memory|manifest)
 coordinator/core proto/(base|rundir|limits)|proto/wire/protocol\.h|proto/[a-z]*\.pb\.h|parallel/(planner|geometry|jobfile)|checkpoint/(memory|manifest)
 coordinator proto|parallel/(planner|geometry|jobfile|tune)|checkpoint/(huggingface|manifest|store|memory)

@@ -218,14 +218,14 @@ Status ScriptedCluster::worker(const Command& c) {
                .slots = static_cast<int>(c.number("slots", 1)),
                .incarnation = last + 1};
     w.memory = std::move(memory);
-    agent::Options o;
-    o.worker = name;
-    o.incarnation = w.incarnation;
-    o.host = w.host;
-    o.pid = 1;
-    o.slots = w.slots;
-    o.cores = 2;
-    w.agent = std::make_unique<agent::Agent>(o);
+    pb::Report about;
+    about.set_worker(name);
+    about.set_incarnation(w.incarnation);
+    about.set_host(w.host);
+    about.set_pid(1);
+    about.set_slots(w.slots);
+    about.set_cores(2);
+    w.agent = std::make_unique<agent::Agent>(about);
     tick_worker(w);
     pump();
   }

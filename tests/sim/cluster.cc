@@ -548,17 +548,18 @@ Cluster::Worker& Cluster::add_worker() {
 
 void Cluster::start_worker(Worker& w) {
   if (w.agent || w.left || done_) return;
-  agent::Options o;
-  o.worker = w.name;
+  pb::Report about;
+  about.set_worker(w.name);
   w.told_to_leave.reset();
-  o.incarnation = w.incarnation = new_incarnation(w);
-  o.host = w.host;
-  o.host_id = hash64(w.host);
+  w.incarnation = new_incarnation(w);
+  about.set_incarnation(w.incarnation);
+  about.set_host(w.host);
+  about.set_host_id(hash64(w.host));
   upgrade(w);
-  o.build = builds_[{w.name, w.incarnation}] = w.build;
-  o.slots = w.slots;
-  o.cores = 2;
-  w.agent = std::make_unique<agent::Agent>(o);
+  about.set_build(builds_[{w.name, w.incarnation}] = w.build);
+  about.set_slots(w.slots);
+  about.set_cores(2);
+  w.agent = std::make_unique<agent::Agent>(about);
   w.ranks.clear();
   w.spawned.clear();
   w.torn_down.clear();

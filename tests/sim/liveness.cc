@@ -132,16 +132,17 @@ uint64_t Cluster::new_incarnation(Worker& w) {
 // For a short time another host, perhaps with the same host name, runs a worker
 // with this name that was started later. Directives do not reach it.
 void Cluster::pretend_to_be(const Worker& w) {
-  agent::Options o;
-  o.worker = w.name;
-  o.incarnation = w.incarnation + 500;
-  o.host = w.incarnation % 2 == 0 ? "elsewhere" : w.host;
-  o.host_id = kElsewhere;
-  o.slots = 2;
-  o.cores = 2;
-  o.build = builds_[{o.worker, o.incarnation}] = w.build;
+  pb::Report about;
+  about.set_worker(w.name);
+  about.set_incarnation(w.incarnation + 500);
+  about.set_host(w.incarnation % 2 == 0 ? "elsewhere" : w.host);
+  about.set_host_id(kElsewhere);
+  about.set_slots(2);
+  about.set_cores(2);
+  about.set_build(builds_[{about.worker(), about.incarnation()}] = w.build);
   trace("another worker " + w.name + " starts elsewhere");
-  pretend(std::make_shared<agent::Agent>(o), w.name, now_ + draw(200, 3000));
+  pretend(std::make_shared<agent::Agent>(about), w.name,
+          now_ + draw(200, 3000));
 }
 
 void Cluster::pretend(const std::shared_ptr<agent::Agent>& agent,

@@ -19,6 +19,16 @@ namespace {
 
 constexpr uint64_t kJob = 0xABC;
 
+pb::Report worker_a() {
+  pb::Report about;
+  about.set_worker("a");
+  about.set_incarnation(1);
+  about.set_host("h");
+  about.set_slots(1);
+  about.set_cores(1);
+  return about;
+}
+
 pb::Directive directive(uint64_t seq, int64_t generation,
                         pb::Directive::Goal goal, int ranks) {
   pb::Directive d;
@@ -190,7 +200,7 @@ class RandomAgent {
   }
 
   std::mt19937_64 rng_;
-  Agent agent_{Options{.worker = "a", .incarnation = 1, .host = "h"}};
+  Agent agent_{worker_a()};
   Shell shell_;
   int64_t now_ = 0;
   int64_t generation_ = 1;
@@ -264,7 +274,7 @@ class AgentTest : public ::testing::Test {
     return std::nullopt;
   }
 
-  Agent agent_{Options{.worker = "a", .incarnation = 1, .host = "h"}};
+  Agent agent_{worker_a()};
   int64_t now_ = 0;
   uint64_t seq_ = 0;
 };
@@ -299,7 +309,7 @@ TEST_F(AgentTest, APauseOfTheHostIsNoSilence) {
 TEST_F(AgentTest, APauseIsNeitherSilenceNorStandstill) {
   for (const bool stands : {false, true}) {
     SCOPED_TRACE(stands);
-    agent_ = Agent(Options{.worker = "a", .incarnation = 1, .host = "h"});
+    agent_ = Agent(worker_a());
     start_rank(1);
     RankSample s;
     s.status.set_rank(0);
@@ -508,7 +518,7 @@ TEST_F(AgentTest, KeepsStatesThatTheEndedJobMayContinueFrom) {
 }
 
 TEST_F(AgentTest, ARefusalForAnotherJobEndsOnlyAWorkerWithoutOne) {
-  Agent stranger{Options{.worker = "a", .incarnation = 1, .host = "h"}};
+  Agent stranger{worker_a()};
   const Refused other{"wrong job", pb::Refusal::OTHER_JOB};
   const auto exits = of<Exit>(stranger.on(other, now_));
   ASSERT_EQ(exits.size(), 1u);
@@ -520,7 +530,7 @@ TEST_F(AgentTest, ARefusalForAnotherJobEndsOnlyAWorkerWithoutOne) {
 }
 
 TEST_F(AgentTest, AWorkerThatMayBeTakenLaterKeepsReporting) {
-  Agent stranger{Options{.worker = "a", .incarnation = 1, .host = "h"}};
+  Agent stranger{worker_a()};
   for (const auto kind : {pb::Refusal::RETRY, pb::Refusal::UNKNOWN}) {
     EXPECT_TRUE(of<Exit>(stranger.on(Refused{"not now", kind}, now_)).empty());
     EXPECT_FALSE(stranger.ends());
@@ -681,7 +691,7 @@ TEST_F(AgentTest, ASecondTermLeavesAtOnceAndKeepsTheStates) {
 }
 
 TEST(Agent, RepeatsMetricsUntilTheyAreOnDisk) {
-  Agent agent(Options{.worker = "a", .incarnation = 1, .host = "h"});
+  Agent agent(worker_a());
   uint64_t seq = 0;
   const auto metrics = [](const std::vector<Action>& actions) {
     std::vector<int64_t> steps;
@@ -719,7 +729,7 @@ pb::StateHolding held(int64_t generation, int64_t step) {
 // The job may resume from a step of an older generation while its state is
 // here, so the worker must still have the metrics of these steps.
 TEST(Agent, ReportsTheStepsOfAFencedGenerationWhileItHoldsTheirState) {
-  Agent agent(Options{.worker = "a", .incarnation = 1, .host = "h"});
+  Agent agent(worker_a());
   uint64_t seq = 0;
   const auto tell = [&](pb::Directive::Goal goal, int64_t g, int64_t now) {
     pb::Directive d = directive(++seq, g, goal, 1);

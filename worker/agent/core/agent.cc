@@ -109,8 +109,8 @@ bool Agent::all_saved() const {
 }
 
 bool Agent::is_mine(const pb::Directive& d) const {
-  return d.worker() == options_.worker &&
-         d.incarnation() == options_.incarnation;
+  return d.worker() == about_.worker() &&
+         d.incarnation() == about_.incarnation();
 }
 
 void Agent::handle(const DirectiveReceived& e) {
@@ -357,7 +357,7 @@ void Agent::start_ranks() {
   fences_.clear();
   fence_done_.clear();
   for (const pb::RankPlace& p : assignment_->ranks()) {
-    if (p.worker() != options_.worker) continue;
+    if (p.worker() != about_.worker()) continue;
     pb::RankStatus s;
     s.set_rank(p.rank());
     s.set_phase(pb::RankStatus::STARTING);
@@ -452,8 +452,8 @@ void Agent::send_fences(bool all) {
   for (const auto& [index, blob] : fences_) {
     if (!all && fence_done_.contains(index)) continue;
     pb::FenceIn f;
-    f.set_worker(options_.worker);
-    f.set_incarnation(options_.incarnation);
+    f.set_worker(about_.worker());
+    f.set_incarnation(about_.incarnation());
     f.set_generation(ranks_generation_);
     f.set_index(index);
     f.set_blob(blob);

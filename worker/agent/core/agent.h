@@ -23,7 +23,6 @@
 #include <vector>
 
 #include "proto/control.pb.h"
-#include "proto/wire/protocol.h"
 
 namespace remesh::agent {
 
@@ -179,22 +178,11 @@ using Action = std::variant<SendReport, SendFence, Spawn, KillRanks, TearDown,
 
 // ------------------------------------------------------------------- core
 
-struct Options {
-  std::string worker;
-  uint64_t incarnation = 0;  // larger than any earlier incarnation
-  std::string host;
-  uint64_t host_id = 0;  // tells it from others of that name
-  int pid = 0;
-  int slots = 1;
-  int cores = 1;
-  uint64_t memory_bytes = 0;  // of the host; 0: unknown
-  std::string build;
-  wire::ProtocolRange protocol;
-};
-
 class Agent {
  public:
-  explicit Agent(Options options) : options_(std::move(options)) {}
+  // `about` is what every report says of the worker. Its incarnation is larger
+  // than any earlier one.
+  explicit Agent(pb::Report about) : about_(std::move(about)) {}
 
   std::vector<Action> on(const Event& event, int64_t now_ms);
 
@@ -249,7 +237,7 @@ class Agent {
     actions_.push_back(std::move(action));
   }
 
-  Options options_;
+  pb::Report about_;
   int64_t now_ms_ = 0;
   int64_t ticked_ms_ = -1;
   std::vector<Action> actions_;

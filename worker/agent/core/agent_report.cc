@@ -11,16 +11,8 @@ constexpr int64_t kOlderMetricsEveryMs = 2000;
 }  // namespace
 
 void Agent::report() {
-  pb::Report r;
-  r.set_worker(options_.worker);
-  r.set_incarnation(options_.incarnation);
+  pb::Report r = about_;
   r.set_seq(++seq_);
-  r.set_host(options_.host);
-  r.set_host_id(options_.host_id);
-  r.set_pid(options_.pid);
-  r.set_slots(options_.slots);
-  r.set_cores(options_.cores);
-  if (options_.memory_bytes > 0) r.set_memory_bytes(options_.memory_bytes);
   r.set_generation(generation_);
   r.set_state(state_);
   if (ranks_generation_ == generation_)
@@ -37,8 +29,6 @@ void Agent::report() {
   if (directive_ && directive_->generation() == generation_)
     r.set_proof(directive_->proof());
   if (state_room_) r.set_state_room(*state_room_);
-  r.set_build(options_.build);
-  wire::set_protocol(options_.protocol, &r);
   if (directive_ && directive_->want_hardware() && hardware_) {
     if (hardware_->description.empty())
       r.set_hardware_error(hardware_->error);

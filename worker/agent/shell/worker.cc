@@ -93,22 +93,22 @@ Status Worker::start() {
   if (!scratch_->cleaned().empty())
     log_->warn("cleaned_up", {{"left", scratch_->cleaned()}});
   if (options_.host_name.empty()) options_.host_name = host_identity();
-  Options core;
-  core.worker = options_.name;
-  core.incarnation = scratch_->new_incarnation(incarnation_by_clock());
-  core.host = options_.host_name;
-  core.host_id = host_id();
-  core.pid = getpid();
-  core.slots = options_.slots;
-  core.cores = usable_cores();
-  core.memory_bytes = usable_memory();
-  core.build = wire::own_build();
-  core.protocol = wire::own_protocol();
-  agent_ = std::make_unique<Agent>(core);
+  pb::Report about;
+  about.set_worker(options_.name);
+  about.set_incarnation(scratch_->new_incarnation(incarnation_by_clock()));
+  about.set_host(options_.host_name);
+  about.set_host_id(host_id());
+  about.set_pid(getpid());
+  about.set_slots(options_.slots);
+  about.set_cores(usable_cores());
+  about.set_memory_bytes(usable_memory());
+  about.set_build(wire::own_build());
+  wire::set_protocol(wire::own_protocol(), &about);
+  agent_ = std::make_unique<Agent>(about);
   LauncherOptions launcher;
   launcher.worker = options_.name;
   launcher.trainer = options_.trainer;
-  launcher.cores = core.cores;
+  launcher.cores = about.cores();
   launcher.tcp_interfaces = options_.interface;
   launcher.ports = ports;
   if (options_.wireguard >= 0) {
@@ -132,10 +132,10 @@ Status Worker::start() {
   answered_ms_ = monotonic_ms();
   log_->info("worker_started", {{"worker", options_.name},
                                 {"host", options_.host_name},
-                                {"pid", core.pid},
-                                {"slots", core.slots},
-                                {"cores", core.cores},
-                                {"incarnation", core.incarnation},
+                                {"pid", about.pid()},
+                                {"slots", about.slots()},
+                                {"cores", about.cores()},
+                                {"incarnation", about.incarnation()},
                                 {"scratch", scratch_->folder()}});
   if (options_.no_auth)
     log_->warn("no_auth", {{"risk",
