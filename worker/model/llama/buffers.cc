@@ -204,17 +204,10 @@ Recompute effective(Recompute r, bool split_backward) {
 
 StageShape shape_of(const ShardTable& shard, const StageOptions& o) {
   const int64_t layers = shard.last_layer(o.chunk) - shard.first_layer(o.chunk);
-  StageShape s{.sizes = sizes_of(shard, o.chunk),
-               .dtype = o.dtype,
-               .recompute = o.recompute,
-               .max_seq = o.max_seq,
-               .cache = o.cache,
-               .num_slots = o.num_slots,
-               .block_buffers = o.block_buffers,
-               .split_backward = o.split_backward,
-               .has_embedding = shard.has_embedding(o.chunk),
-               .has_head = shard.has_head(o.chunk)};
+  StageShape s{o, sizes_of(shard, o.chunk)};
   s.max = rows_of(s.sizes, o.max_batch, o.max_seq);
+  s.has_embedding = shard.has_embedding(o.chunk);
+  s.has_head = shard.has_head(o.chunk);
   s.recompute.resize(static_cast<size_t>(layers), Recompute::kNone);
   for (Recompute& r : s.recompute) r = effective(r, o.split_backward);
   return s;

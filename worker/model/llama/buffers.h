@@ -111,16 +111,9 @@ struct StageBuffers {
 };
 
 // Everything that determines sizes.
-struct StageShape {
+struct StageShape : StageOptions {  // recompute: one per layer
   Sizes sizes;
-  Dtype dtype = Dtype::kFp32;        // of the GEMMs
-  std::vector<Recompute> recompute;  // one per layer
   Rows max;
-  int64_t max_seq = 1;
-  int64_t cache = 0;
-  int num_slots = 1;
-  int block_buffers = 0;
-  bool split_backward = false;
   bool has_embedding = false, has_head = false;
   int64_t num_layers() const { return static_cast<int64_t>(recompute.size()); }
 };

@@ -33,7 +33,6 @@ class LlamaStage final : public Stage {
   LlamaStage(const ShardTable& shard, const StageOptions& options,
              kernels::Backend& backend)
       : shard_(shard),
-        o_(options),
         backend_(backend),
         shape_(shape_of(shard, options)),
         sizes_(shape_.sizes),
@@ -105,10 +104,9 @@ class LlamaStage final : public Stage {
   void block_backward(Slot& s, size_t layer, UnitHooks& hooks);
   void finish_embedding(const Slot& s, const float* dx, UnitHooks& hooks);
   // Whether embedding, final norm and head are trained.
-  bool trains_ends() const { return o_.trained.empty(); }
+  bool trains_ends() const { return shape_.trained.empty(); }
 
   const ShardTable& shard_;
-  const StageOptions o_;
   kernels::Backend& backend_;
   const StageShape shape_;
   const Sizes& sizes_;
@@ -139,9 +137,9 @@ std::pair<int, int64_t> LlamaStage::place_of(Role role) const {
 }
 
 void LlamaStage::find_units() {
-  const int64_t first = shard_.first_layer(o_.chunk);
+  const int64_t first = shard_.first_layer(shape_.chunk);
   for (size_t i = 0; i < num_layers(); ++i)
-    block_units_.push_back(shard_.find_unit(UnitKind::kBlock, o_.chunk,
+    block_units_.push_back(shard_.find_unit(UnitKind::kBlock, shape_.chunk,
                                             first + static_cast<int64_t>(i)));
   if (shape_.has_embedding)
     std::tie(embedding_unit_, embedding_offset_) = place_of(Role::kEmbedding);
@@ -153,8 +151,8 @@ void LlamaStage::find_units() {
 }
 
 void LlamaStage::place_rope_tables() {
-  const RopeTables t =
-      make_rope_tables(shard_.table().config(), std::max(o_.max_seq, o_.cache));
+  const RopeTables t = make_rope_tables(shard_.table().config(),
+                                        std::max(shape_.max_seq, shape_.cache));
   backend_.copy(b_.rope_all.cos, t.cos.data(), t.cos.size() * sizeof(float));
   backend_.copy(b_.rope_all.sin, t.sin.data(), t.sin.size() * sizeof(float));
 }
@@ -182,9 +180,9 @@ Status LlamaStage::init() {
   find_units();
   place_rope_tables();
   const size_t sets =
-      o_.block_buffers == 0
+      shape_.block_buffers == 0
           ? num_layers()
-          : std::min(static_cast<size_t>(o_.block_buffers), num_layers());
+          : std::min(static_cast<size_t>(shape_.block_buffers), num_layers());
   bool complete = true;
   for (size_t i = 0; i < sets; ++i) {
     weights_.push_back(block_.make_weights());
@@ -192,7 +190,7 @@ Status LlamaStage::init() {
   }
   if (shape_.has_head) {
     head_ = std::make_unique<Head>(sizes_, shape_.dtype, backend_, group_,
-                                   o_.z_loss);
+                                   shape_.z_loss);
     complete = complete && head_->ok();
   }
   if (!complete) return exhausted("no memory for the stage's weights");
@@ -211,11 +209,11 @@ const BlockWeights& LlamaStage::loaded(size_t layer) {
 
 void LlamaStage::load_unit(int unit, std::span<const float> weights) {
   const Unit& u = shard_.units()[static_cast<size_t>(unit)];
-  CHECK(u.chunk == o_.chunk);
+  CHECK(u.chunk == shape_.chunk);
   CHECK(static_cast<int64_t>(weights.size()) == u.numel());
   if (u.kind == UnitKind::kBlock) {
     const auto layer =
-        static_cast<size_t>(u.layer - shard_.first_layer(o_.chunk));
+        static_cast<size_t>(u.layer - shard_.first_layer(shape_.chunk));
     block_.load(unit, weights, weights_of(layer));
     return;
   }
@@ -226,7 +224,7 @@ void LlamaStage::load_unit(int unit, std::span<const float> weights) {
 }
 
 Slot& LlamaStage::slot_at(int slot) {
-  CHECK(slot >= 0 && slot < o_.num_slots);
+  CHECK(slot >= 0 && slot < shape_.num_slots);
   return b_.slots[static_cast<size_t>(slot)];
 }
 
@@ -239,7 +237,8 @@ StreamGradient LlamaStage::gradient(const Rows& rows, void* all) const {
 
 void LlamaStage::enter(Slot& s, const MicroBatch& mb, const float* x_in,
                        UnitHooks& hooks) {
-  CHECK(mb.B >= 1 && mb.B <= o_.max_batch && mb.T >= 1 && mb.T <= o_.max_seq);
+  CHECK(mb.B >= 1 && mb.B <= shape_.max_batch && mb.T >= 1 &&
+        mb.T <= shape_.max_seq);
   s.documents = documents_of(mb);
   s.rows = rows_of(sizes_, mb.B, mb.T);
   s.rows.documents = s.documents;
@@ -324,7 +323,7 @@ double LlamaStage::evaluate(const MicroBatch& mb, const float* x_in,
 
 void LlamaStage::extend(std::span<const int32_t> tokens, UnitHooks& hooks) {
   const auto n = static_cast<int64_t>(tokens.size());
-  CHECK(n >= 1 && n <= o_.max_seq && length_ + n <= o_.cache);
+  CHECK(n >= 1 && n <= shape_.max_seq && length_ + n <= shape_.cache);
   Slot& s = b_.evaluation;
   s.rows = rows_of(sizes_, /*B=*/1, n);
   embed(s, tokens.data(), hooks);
@@ -346,7 +345,7 @@ void LlamaStage::truncate(int64_t length) {
 }
 
 const float* LlamaStage::output(int slot) const {
-  CHECK(slot >= 0 && slot < o_.num_slots && !shape_.has_head);
+  CHECK(slot >= 0 && slot < shape_.num_slots && !shape_.has_head);
   return b_.slots[static_cast<size_t>(slot)].output;
 }
 
@@ -364,8 +363,8 @@ StreamGradient LlamaStage::last_gradient(const Slot& s) const {
 void LlamaStage::head_backward(Slot& s, const StreamGradient& dy,
                                UnitHooks& hooks) {
   need_head(hooks);
-  const bool now = !o_.split_backward && trains_ends();
-  float* dnorm = o_.split_backward ? s.head.dnorm : b_.shared.f(kDnorm1);
+  const bool now = !shape_.split_backward && trains_ends();
+  float* dnorm = shape_.split_backward ? s.head.dnorm : b_.shared.f(kDnorm1);
   float* dw =
       now ? hooks.grads(projection_unit_) + projection_offset_ : nullptr;
   head_->backward(s.rows, s.loss_scale, s.head, b_.scratch, dy, dnorm, dw);
@@ -391,9 +390,9 @@ void LlamaStage::block_backward(Slot& s, size_t layer, UnitHooks& hooks) {
   block_.recompute(shape_.recompute[layer], w, s.rows, b_.rope, a, b_.scratch);
   block_.backward(w, s.rows, b_.rope, a, b_.scratch, dy,
                   gradient(s.rows, a[kDmid]), dx,
-                  o_.split_backward ? nullptr : hooks.grads(unit));
+                  shape_.split_backward ? nullptr : hooks.grads(unit));
   hooks.release(unit);
-  if (!o_.split_backward) hooks.ready(unit);
+  if (!shape_.split_backward) hooks.ready(unit);
 }
 
 void LlamaStage::finish_embedding(const Slot& s, const float* dx,
@@ -409,7 +408,7 @@ const float* LlamaStage::backward(int slot, double loss_scale,
   Slot& s = slot_at(slot);
   CHECK_MSG(s.forwarded, "backward without a forward in this slot");
   s.forwarded = false;
-  s.backwarded = o_.split_backward;
+  s.backwarded = shape_.split_backward;
   s.loss_scale = loss_scale;
   const StreamGradient dy = gradient(s.rows, working(s, num_layers() - 1)[kDy]);
   if (shape_.has_head) {
@@ -425,7 +424,7 @@ const float* LlamaStage::backward(int slot, double loss_scale,
   for (size_t i = num_layers(); i-- > 0;) block_backward(s, i, hooks);
   const float* dx = last_gradient(s).fp32;
   if (!shape_.has_embedding) return dx;
-  if (!o_.split_backward) finish_embedding(s, dx, hooks);
+  if (!shape_.split_backward) finish_embedding(s, dx, hooks);
   return nullptr;
 }
 
