@@ -18,21 +18,6 @@ namespace {
 
 constexpr unsigned kCloseRangeCloexec = 1U << 2;
 
-// Input of the child between fork and exec. The parent has threads, so only
-// async-signal-safe calls are allowed: no allocation, no locks.
-struct ChildPlan {
-  char* const* argv = nullptr;
-  char* const* envp = nullptr;
-  const char* input = nullptr;
-  const char* output = nullptr;
-  int output_fd = -1;
-  int pass_fd = -1;
-  int error_fd = -1;
-  bool oom_victim = false;
-  bool keep_ignored = false;
-  pid_t parent = 0;
-};
-
 [[noreturn]] void fail_child(int error_fd) {
   const int err = errno;
   signal(SIGPIPE, SIG_IGN);  // the parent does not wait for long
@@ -62,35 +47,36 @@ void prefer_as_oom_victim() {
   close(fd);
 }
 
-[[noreturn]] void run_child(const ChildPlan& plan) {
-  if (prctl(PR_SET_PDEATHSIG, SIGKILL) != 0) fail_child(plan.error_fd);
-  if (getppid() != plan.parent) _exit(127);  // it died before the prctl
+// In the child, until exec. The parent has threads, so only async-signal-safe
+// calls are allowed: no allocation, no locks.
+[[noreturn]] void run_child(const ChildOptions& o, char* const* argv,
+                            char* const* envp, int pipe_fd, pid_t parent) {
+  if (prctl(PR_SET_PDEATHSIG, SIGKILL) != 0) fail_child(pipe_fd);
+  if (getppid() != parent) _exit(127);  // it died before the prctl
   setpgid(0, 0);
-  reset_signals(plan.keep_ignored);
-  if (plan.oom_victim) prefer_as_oom_victim();
-  const int in = open(plan.input, O_RDONLY);
+  reset_signals(o.keep_ignored);
+  if (o.oom_victim) prefer_as_oom_victim();
+  const int in = open(o.input.c_str(), O_RDONLY);
   const int out =
-      plan.output_fd >= 0
-          ? fcntl(plan.output_fd, F_DUPFD_CLOEXEC, 10)
-          : open(plan.output,
+      o.output_fd >= 0
+          ? fcntl(o.output_fd, F_DUPFD_CLOEXEC, 10)
+          : open(o.output.c_str(),
                  O_WRONLY | O_CREAT | O_TRUNC | O_APPEND | O_NOFOLLOW, 0666);
-  if (in < 0 || out < 0) fail_child(plan.error_fd);
+  if (in < 0 || out < 0) fail_child(pipe_fd);
   // Move them out of the way of the descriptors assigned below.
-  const int error_fd = fcntl(plan.error_fd, F_DUPFD_CLOEXEC, 10);
-  const int pass =
-      plan.pass_fd < 0 ? -1 : fcntl(plan.pass_fd, F_DUPFD_CLOEXEC, 10);
-  if (error_fd < 0 || (plan.pass_fd >= 0 && pass < 0))
-    fail_child(plan.error_fd);
+  const int error_fd = fcntl(pipe_fd, F_DUPFD_CLOEXEC, 10);
+  const int pass = o.pass_fd < 0 ? -1 : fcntl(o.pass_fd, F_DUPFD_CLOEXEC, 10);
+  if (error_fd < 0 || (o.pass_fd >= 0 && pass < 0)) fail_child(pipe_fd);
   if (dup2(in, 0) < 0 || dup2(out, 1) < 0 || dup2(out, 2) < 0)
     fail_child(error_fd);
   if (pass >= 0 && dup2(pass, kChildFd) < 0) fail_child(error_fd);
   // Libraries may have opened descriptors without close-on-exec.
   syscall(SYS_close_range, pass >= 0 ? kChildFd + 1 : kChildFd, ~0U,
           kCloseRangeCloexec);
-  if (std::strchr(plan.argv[0], '/') != nullptr)
-    execve(plan.argv[0], plan.argv, plan.envp);
+  if (std::strchr(argv[0], '/') != nullptr)
+    execve(argv[0], argv, envp);
   else
-    execvpe(plan.argv[0], plan.argv, plan.envp);
+    execvpe(argv[0], argv, envp);
   fail_child(error_fd);
 }
 
@@ -110,18 +96,11 @@ Result<Child> start_child(const ChildOptions& options) {
   if (pipe2(ends, O_CLOEXEC) != 0) return errno_error(what + ": pipe", errno);
   const std::vector<char*> argv = exec_arguments(options.argv);
   const std::vector<char*> envp = exec_arguments(options.env);
-  const ChildPlan plan{.argv = argv.data(),
-                       .envp = options.env.empty() ? environ : envp.data(),
-                       .input = options.input.c_str(),
-                       .output = options.output.c_str(),
-                       .output_fd = options.output_fd,
-                       .pass_fd = options.pass_fd,
-                       .error_fd = ends[1],
-                       .oom_victim = options.oom_victim,
-                       .keep_ignored = options.keep_ignored,
-                       .parent = getpid()};
+  const pid_t parent = getpid();
   const pid_t pid = fork();
-  if (pid == 0) run_child(plan);
+  if (pid == 0)
+    run_child(options, argv.data(), options.env.empty() ? environ : envp.data(),
+              ends[1], parent);
   const int fork_error = errno;
   close(ends[1]);
   if (pid < 0) {
