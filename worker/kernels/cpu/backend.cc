@@ -92,14 +92,10 @@ class CpuBackend final : public Backend {
   void rmsnorm(Dtype d, const float* x, const float* branch,
                const float* weight, double eps, int64_t rows, int64_t dim,
                float* sum, void* y, float* rstd) override {
-    typed(d, [&](auto ops, auto tag) {
-      using T = decltype(tag);
-      parallel(rows, row_grain(dim), [&](int64_t r0, int64_t r1, int) {
-        const int64_t e = r0 * dim;
-        ops->rmsnorm(x + e, at<float>(branch, e), weight,
-                     static_cast<float>(eps), r1 - r0, dim, at<float>(sum, e),
-                     at<T>(y, e), rstd + r0);
-      });
+    by_rows(d, rows, dim, [&](auto ops, auto in, int64_t r0, int64_t n) {
+      const int64_t e = r0 * dim;
+      ops->rmsnorm(x + e, at<float>(branch, e), weight, static_cast<float>(eps),
+                   n, dim, at<float>(sum, e), in(y, e), rstd + r0);
     });
   }
 
@@ -107,79 +103,62 @@ class CpuBackend final : public Backend {
                         const float* rstd, const float* weight,
                         const float* dresidual, int64_t rows, int64_t dim,
                         float* dx, void* dx_d, float* dweight) override {
-    typed(d, [&](auto ops, auto tag) {
-      using T = decltype(tag);
-      sum_blocks(rows, dim, dweight, [&](int64_t r0, int64_t n, float* sum) {
-        const int64_t e = r0 * dim;
-        ops->rmsnorm_backward(dy + e, x + e, rstd + r0, weight,
-                              at<float>(dresidual, e), n, dim, dx + e,
-                              at<T>(dx_d, e), sum);
-      });
-    });
+    sum_blocks(d, rows, dim, dweight,
+               [&](auto ops, auto in, int64_t r0, int64_t n, float* sum) {
+                 const int64_t e = r0 * dim;
+                 ops->rmsnorm_backward(dy + e, x + e, rstd + r0, weight,
+                                       at<float>(dresidual, e), n, dim, dx + e,
+                                       in(dx_d, e), sum);
+               });
   }
 
   void head_rmsnorm(Dtype d, const HeadRows& s, const void* x,
                     const float* weight, double eps, void* y,
                     float* rstd) override {
-    typed(d, [&](auto ops, auto tag) {
-      using T = decltype(tag);
-      parallel(s.rows, row_grain(s.num_heads * s.head_dim),
-               [&](int64_t r0, int64_t r1, int) {
-                 HeadRows part = s;
-                 part.rows = r1 - r0;
-                 ops->head_rmsnorm(part, at<T>(x, r0 * s.x_stride), weight,
-                                   static_cast<float>(eps),
-                                   at<T>(y, r0 * s.y_stride),
-                                   rstd + r0 * s.num_heads);
-               });
-    });
+    by_rows(d, s.rows, s.num_heads * s.head_dim,
+            [&](auto ops, auto in, int64_t r0, int64_t n) {
+              HeadRows part = s;
+              part.rows = n;
+              ops->head_rmsnorm(part, in(x, r0 * s.x_stride), weight,
+                                static_cast<float>(eps), in(y, r0 * s.y_stride),
+                                rstd + r0 * s.num_heads);
+            });
   }
   void head_rmsnorm_backward(Dtype d, const HeadRows& s, const void* x,
                              const float* rstd, const float* weight, void* dy,
                              float* dweight) override {
-    typed(d, [&](auto ops, auto tag) {
-      using T = decltype(tag);
-      sum_blocks(s.rows, s.head_dim, dweight,
-                 [&](int64_t r0, int64_t n, float* sum) {
-                   HeadRows part = s;
-                   part.rows = n;
-                   ops->head_rmsnorm_backward(part, at<T>(x, r0 * s.x_stride),
-                                              rstd + r0 * s.num_heads, weight,
-                                              at<T>(dy, r0 * s.y_stride), sum);
-                 });
-    });
+    sum_blocks(d, s.rows, s.head_dim, dweight,
+               [&](auto ops, auto in, int64_t r0, int64_t n, float* sum) {
+                 HeadRows part = s;
+                 part.rows = n;
+                 ops->head_rmsnorm_backward(part, in(x, r0 * s.x_stride),
+                                            rstd + r0 * s.num_heads, weight,
+                                            in(dy, r0 * s.y_stride), sum);
+               });
   }
 
   void add_bias(Dtype d, const float* bias, int64_t rows, int64_t cols,
                 void* y) override {
-    typed(d, [&](auto ops, auto tag) {
-      using T = decltype(tag);
-      parallel(rows, row_grain(cols), [&](int64_t r0, int64_t r1, int) {
-        ops->add_bias(bias, r1 - r0, cols, at<T>(y, r0 * cols));
-      });
+    by_rows(d, rows, cols, [&](auto ops, auto in, int64_t r0, int64_t n) {
+      ops->add_bias(bias, n, cols, in(y, r0 * cols));
     });
   }
   void bias_backward(Dtype d, const void* dy, int64_t rows, int64_t cols,
                      float* dbias) override {
-    typed(d, [&](auto ops, auto tag) {
-      using T = decltype(tag);
-      sum_blocks(rows, cols, dbias, [&](int64_t r0, int64_t n, float* sum) {
-        ops->sum_rows(at<T>(dy, r0 * cols), n, cols, sum);
-      });
-    });
+    sum_blocks(d, rows, cols, dbias,
+               [&](auto ops, auto in, int64_t r0, int64_t n, float* sum) {
+                 ops->sum_rows(in(dy, r0 * cols), n, cols, sum);
+               });
   }
 
   void rope(Dtype d, void* x, int64_t rows, int64_t T, int64_t heads,
             int64_t head_dim, int64_t stride, const float* cos,
             const float* sin, bool inverse) override {
-    typed(d, [&](auto ops, auto tag) {
-      using E = decltype(tag);
-      parallel(rows, row_grain(heads * head_dim),
-               [&](int64_t r0, int64_t r1, int) {
-                 ops->rope(static_cast<E*>(x), r0, r1 - r0, T, heads, head_dim,
-                           stride, cos, sin, inverse ? -1.0F : 1.0F);
-               });
-    });
+    by_rows(d, rows, heads * head_dim,
+            [&](auto ops, auto in, int64_t r0, int64_t n) {
+              ops->rope(in(x, 0), r0, n, T, heads, head_dim, stride, cos, sin,
+                        inverse ? -1.0F : 1.0F);
+            });
   }
 
   void attention(Dtype d, const AttentionShape& s, const void* q, const void* k,
@@ -236,22 +215,15 @@ class CpuBackend final : public Backend {
 
   void swiglu(Dtype d, const void* gu, int64_t rows, int64_t dim,
               void* y) override {
-    typed(d, [&](auto ops, auto tag) {
-      using T = decltype(tag);
-      parallel(rows, row_grain(dim), [&](int64_t r0, int64_t r1, int) {
-        ops->swiglu(at<T>(gu, r0 * 2 * dim), r1 - r0, dim, at<T>(y, r0 * dim));
-      });
+    by_rows(d, rows, dim, [&](auto ops, auto in, int64_t r0, int64_t n) {
+      ops->swiglu(in(gu, r0 * 2 * dim), n, dim, in(y, r0 * dim));
     });
   }
   void swiglu_backward(Dtype d, const void* gu, const void* dy, int64_t rows,
                        int64_t dim, void* dgu, void* y) override {
-    typed(d, [&](auto ops, auto tag) {
-      using T = decltype(tag);
-      parallel(rows, row_grain(dim), [&](int64_t r0, int64_t r1, int) {
-        ops->swiglu_backward(at<T>(gu, r0 * 2 * dim), at<T>(dy, r0 * dim),
-                             r1 - r0, dim, at<T>(dgu, r0 * 2 * dim),
-                             at<T>(y, r0 * dim));
-      });
+    by_rows(d, rows, dim, [&](auto ops, auto in, int64_t r0, int64_t n) {
+      ops->swiglu_backward(in(gu, r0 * 2 * dim), in(dy, r0 * dim), n, dim,
+                           in(dgu, r0 * 2 * dim), in(y, r0 * dim));
     });
   }
 
@@ -290,13 +262,10 @@ class CpuBackend final : public Backend {
                          int64_t cols, int64_t col0, const int32_t* targets,
                          bool first, float* row_max, float* row_sum,
                          float* target_logit) override {
-    typed(d, [&](auto ops, auto tag) {
-      using T = decltype(tag);
-      parallel(rows, row_grain(cols), [&](int64_t r0, int64_t r1, int) {
-        ops->cross_entropy_add(at<T>(logits, r0 * cols), r1 - r0, cols, col0,
-                               targets + r0, first, row_max + r0, row_sum + r0,
-                               target_logit + r0);
-      });
+    by_rows(d, rows, cols, [&](auto ops, auto in, int64_t r0, int64_t n) {
+      ops->cross_entropy_add(in(logits, r0 * cols), n, cols, col0, targets + r0,
+                             first, row_max + r0, row_sum + r0,
+                             target_logit + r0);
     });
   }
   void cross_entropy_rescale(int64_t rows, const float* new_max, float* row_max,
@@ -322,14 +291,11 @@ class CpuBackend final : public Backend {
                               const int32_t* targets, const float* lse,
                               double scale, double z_loss,
                               void* dlogits) override {
-    typed(d, [&](auto ops, auto tag) {
-      using T = decltype(tag);
-      parallel(rows, row_grain(cols), [&](int64_t r0, int64_t r1, int) {
-        ops->cross_entropy_backward(
-            at<T>(logits, r0 * cols), r1 - r0, cols, col0, targets + r0,
-            lse + r0, static_cast<float>(scale), static_cast<float>(z_loss),
-            at<T>(dlogits, r0 * cols));
-      });
+    by_rows(d, rows, cols, [&](auto ops, auto in, int64_t r0, int64_t n) {
+      ops->cross_entropy_backward(
+          in(logits, r0 * cols), n, cols, col0, targets + r0, lse + r0,
+          static_cast<float>(scale), static_cast<float>(z_loss),
+          in(dlogits, r0 * cols));
     });
   }
 
@@ -354,14 +320,10 @@ class CpuBackend final : public Backend {
   void convert_rows(int64_t rows, int64_t cols, Dtype from, const void* src,
                     int64_t src_stride, Dtype to, void* dst,
                     int64_t dst_stride) override {
-    const auto at_row = [](auto* p, Dtype d, int64_t r, int64_t stride) {
-      return p + r * stride * static_cast<int64_t>(dtype_size(d));
-    };
     parallel(rows, row_grain(cols), [&](int64_t r0, int64_t r1, int) {
       for (int64_t r = r0; r < r1; ++r) {
-        const char* a =
-            at_row(static_cast<const char*>(src), from, r, src_stride);
-        char* b = at_row(static_cast<char*>(dst), to, r, dst_stride);
+        const void* a = at(from, src, r * src_stride);
+        void* b = at(to, dst, r * dst_stride);
         if (from == to)
           std::memcpy(b, a, static_cast<size_t>(cols) * dtype_size(from));
         else if (to == Dtype::kBf16)
@@ -456,10 +418,13 @@ class CpuBackend final : public Backend {
     return std::max<int64_t>(1, kGrain / std::max<int64_t>(1, dim));
   }
 
-  // f(table of loops for the type, a value of the type).
+  // f(table of loops for the type, at<T> for it).
   template <typename F>
   void typed(Dtype d, const F& f) const {
-    d == Dtype::kFp32 ? f(&simd_.fp32, float{}) : f(&simd_.bf16, Bf16{});
+    if (d == Dtype::kFp32)
+      f(&simd_.fp32, [](auto* p, int64_t i) { return at<float>(p, i); });
+    else
+      f(&simd_.bf16, [](auto* p, int64_t i) { return at<Bf16>(p, i); });
   }
 
   template <typename F>
@@ -467,17 +432,30 @@ class CpuBackend final : public Backend {
     parallel_ranges(threads_, n, grain, f);
   }
 
-  // Adds to `total` what f(first row, rows, sum) writes into `sum`, for each
-  // block of kNormBlockRows rows.
+  // f(loops and at<T> as typed() has them, first row, rows) on the threads.
   template <typename F>
-  void sum_blocks(int64_t rows, int64_t dim, float* total, const F& f) {
+  void by_rows(Dtype d, int64_t rows, int64_t width, const F& f) const {
+    typed(d, [&](auto ops, auto in) {
+      parallel(rows, row_grain(width),
+               [&](int64_t r0, int64_t r1, int) { f(ops, in, r0, r1 - r0); });
+    });
+  }
+
+  // Adds to `total` what f(loops, at<T>, first row, rows, sum) writes into
+  // `sum`, for each block of kNormBlockRows rows.
+  template <typename F>
+  void sum_blocks(Dtype d, int64_t rows, int64_t dim, float* total,
+                  const F& f) {
     const int64_t blocks = ceil_div(rows, kNormBlockRows);
     float* partial = workspace_.reserve(blocks * dim);
-    parallel(blocks, 1, [&](int64_t b0, int64_t b1, int) {
-      for (int64_t b = b0; b < b1; ++b) {
-        const int64_t r0 = b * kNormBlockRows;
-        f(r0, std::min(kNormBlockRows, rows - r0), partial + b * dim);
-      }
+    typed(d, [&](auto ops, auto in) {
+      parallel(blocks, 1, [&](int64_t b0, int64_t b1, int) {
+        for (int64_t b = b0; b < b1; ++b) {
+          const int64_t r0 = b * kNormBlockRows;
+          f(ops, in, r0, std::min(kNormBlockRows, rows - r0),
+            partial + b * dim);
+        }
+      });
     });
     for (int64_t b = 0; b < blocks; ++b)
       simd_.accumulate(dim, 1.0F, partial + b * dim, total);
