@@ -20,13 +20,6 @@ std::vector<std::string> mesh_group_names() {
 
 // ------------------------------------------------------------- the observer
 
-TraceObserver::Scope::~Scope() {
-  const int64_t end_ns = tracer_.end(ticket_);
-  if (ticket_.traced)
-    tracer_.add(Lane::kCompute, op_.kind, op_.name, ticket_.begin_ns, end_ns,
-                {{"bytes", op_.bytes}, second_}, group_);
-}
-
 void TraceObserver::Started::done() {
   const int64_t end_ns = tracer_->end(ticket_);
   if (ticket_.traced)
@@ -57,11 +50,13 @@ board::Op TraceObserver::to_op(const CommOp& op) {
   return out;
 }
 
-TraceObserver::Scope TraceObserver::blocking(const CommOp& op) {
-  return {*tracer_,
-          to_op(op),
-          group_,
-          {"ranks", static_cast<int64_t>(ranks_.size())}};
+Span TraceObserver::blocking(const CommOp& op) {
+  const board::Op blocking = to_op(op);
+  return {tracer_,
+          blocking,
+          {{"bytes", blocking.bytes},
+           {"ranks", static_cast<int64_t>(ranks_.size())}},
+          group_};
 }
 
 TraceObserver::Started TraceObserver::started(const CommOp& op) {

@@ -30,26 +30,6 @@ std::vector<std::string> mesh_group_names();
 // The observer of a TracedComm.
 class TraceObserver {
  public:
-  // A span of the compute lane, from construction to destruction.
-  class Scope {
-   public:
-    Scope(Tracer& tracer, const board::Op& op, const char* group, Arg second)
-        : tracer_(tracer),
-          op_(op),
-          group_(group),
-          second_(second),
-          ticket_(tracer.begin(op)) {}
-    ~Scope();
-    Scope(const Scope&) = delete;
-    Scope& operator=(const Scope&) = delete;
-
-   private:
-    Tracer& tracer_;
-    const board::Op op_;
-    const char* const group_;
-    const Arg second_;
-    const Ticket ticket_;
-  };
   // A nonblocking operation in progress.
   class Started {
    public:
@@ -60,7 +40,9 @@ class TraceObserver {
           wait_(wait),
           group_(group),
           ticket_(tracer.begin(op)) {}
-    Scope waiting() const { return {*tracer_, wait_, group_, {}}; }
+    Span waiting() const {
+      return {tracer_, wait_, {{"bytes", wait_.bytes}}, group_};
+    }
     void done();
 
    private:
@@ -74,7 +56,7 @@ class TraceObserver {
   TraceObserver(Tracer& tracer, const std::string& group,
                 std::vector<int> ranks);
   bool listens() const { return tracer_->listens(); }
-  Scope blocking(const CommOp& op);
+  Span blocking(const CommOp& op);
   Started started(const CommOp& op);
 
   Tracer& tracer() const { return *tracer_; }

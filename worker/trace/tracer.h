@@ -8,8 +8,9 @@
 //     generation.
 //
 // Without an output it costs nothing: a Tracer that is off and has no flight
-// record allocates nothing, and a Span is two comparisons. While it is on, it
-// keeps at most `max_spans` (88 bytes each); later ones are counted as dropped.
+// record allocates nothing, and a Span makes two comparisons. While it is on,
+// it keeps at most `max_spans` (88 bytes each); later ones are counted as
+// dropped.
 //
 // Threads: any thread may call add() and the functions built on it. A Span
 // belongs to the training thread.
@@ -133,33 +134,36 @@ class Tracer {
 //   trace::Span span(tracer, Category::kForward, {{"microbatch", i}});
 class Span {
  public:
-  // A nullptr `tracer` has no output. A nullptr `name` means the name of the
-  // category.
-  Span(Tracer* tracer, Category category, std::initializer_list<Arg> args = {},
-       const char* name = nullptr)
-      : tracer_(tracer != nullptr && tracer->listens() ? tracer : nullptr) {
+  // A nullptr `tracer` has no output. Names and groups as in Tracer::add().
+  Span(Tracer* tracer, const board::Op& op, std::initializer_list<Arg> args,
+       const char* group = nullptr)
+      : tracer_(tracer != nullptr && tracer->listens() ? tracer : nullptr),
+        op_(op),
+        group_(group) {
     if (tracer_ == nullptr) return;
-    category_ = category;
-    name_ = name != nullptr ? name : board::op_kind_name(category);
     size_t i = 0;
     for (const Arg& a : args)
       if (i < kMaxArgs) args_[i++] = a;
-    ticket_ = tracer_->begin({.kind = category, .name = name_});
+    ticket_ = tracer_->begin(op_);
   }
+  Span(Tracer* tracer, Category category, std::initializer_list<Arg> args = {})
+      : Span(tracer,
+             board::Op{.kind = category, .name = board::op_kind_name(category)},
+             args) {}
   ~Span() {
     if (tracer_ == nullptr) return;
     const int64_t end_ns = tracer_->end(ticket_);
     if (ticket_.traced)
-      tracer_->add(Lane::kCompute, category_, name_, ticket_.begin_ns, end_ns,
-                   {args_[0], args_[1], args_[2]});
+      tracer_->add(Lane::kCompute, op_.kind, op_.name, ticket_.begin_ns, end_ns,
+                   {args_[0], args_[1], args_[2]}, group_);
   }
   Span(const Span&) = delete;
   Span& operator=(const Span&) = delete;
 
  private:
   Tracer* const tracer_;
-  Category category_ = Category::kStep;
-  const char* name_ = nullptr;
+  const board::Op op_;
+  const char* const group_;
   std::array<Arg, kMaxArgs> args_{};
   Ticket ticket_;
 };

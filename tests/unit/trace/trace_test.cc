@@ -100,7 +100,8 @@ TEST(Tracer, SpansAreNestedNamedAndTimedInUnixMicroseconds) {
       const Span f(&tracer, Category::kForward, {{"microbatch", i}});
       std::this_thread::sleep_for(std::chrono::milliseconds(2));
     }
-    const Span u(&tracer, Category::kOptimizer, {}, "adam\"w\\\n");
+    const Span u(&tracer, {.kind = Category::kOptimizer, .name = "adam\"w\\\n"},
+                 {});
   }
   const auto spans = checked_spans(tracer.to_json());
   ASSERT_EQ(spans.size(), 4U);
