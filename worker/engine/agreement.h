@@ -6,9 +6,6 @@
 // by adding ones is exact in double.
 #pragma once
 
-#include <array>
-#include <cstdint>
-
 namespace remesh::engine {
 
 struct StepVotes {
@@ -28,10 +25,8 @@ struct StepVotes {
   double checkpoint_request = 0;
   // The best measured GEMM rate of this rank, in FLOP/s; 0 when not measured.
   double gemm_flops_per_s = 0;
-
-  static constexpr int kSize = 13;
-  std::array<double, kSize> to_array() const;
-  static StepVotes from_array(const std::array<double, kSize>& a);
 };
+// Its numbers, all of which are summed.
+inline constexpr int kNumVotes = sizeof(StepVotes) / sizeof(double);
 
 }  // namespace remesh::engine

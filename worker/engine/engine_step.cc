@@ -3,6 +3,7 @@
 
 #include <algorithm>
 #include <cmath>
+#include <cstring>
 
 #include "proto/base/check.h"
 #include "worker/engine/engine.h"
@@ -199,9 +200,8 @@ StepResult Engine::agree(const StepInput& in, StepVotes votes,
                          StepTimes times) {
   const int64_t units = num_global_units(table_.config());
   // StepVotes, squares by unit, times.
-  std::vector<double> sums(static_cast<size_t>(StepVotes::kSize + units + 2),
-                           0);
-  double* const squares = sums.data() + StepVotes::kSize;
+  std::vector<double> sums(static_cast<size_t>(kNumVotes + units + 2), 0);
+  double* const squares = sums.data() + kNumVotes;
   for (size_t u = 0; u < rank_shard_.shard.units().size(); ++u)
     squares[global_unit(rank_shard_.shard, u)] += square_sum(
         backend_, options_.optimizer, rank_shard_, u, grads_->reduced(u));
@@ -212,8 +212,7 @@ StepResult Engine::agree(const StepInput& in, StepVotes votes,
     more.targets = votes.targets;
     votes = more;
   }
-  const auto flat = votes.to_array();
-  std::copy(flat.begin(), flat.end(), sums.begin());
+  std::memcpy(sums.data(), &votes, sizeof(votes));
   squares[units] = times.exposed();
   squares[units + 1] = times.pipeline;
   progress_.tick();
@@ -223,9 +222,7 @@ StepResult Engine::agree(const StepInput& in, StepVotes votes,
   }
   progress_.tick();
   StepResult r{.times = times};
-  std::array<double, StepVotes::kSize> agreed;
-  std::copy_n(sums.begin(), agreed.size(), agreed.begin());
-  r.agreed = StepVotes::from_array(agreed);
+  std::memcpy(static_cast<void*>(&r.agreed), sums.data(), sizeof(r.agreed));
   r.agreed.square_sum = 0;
   for (int64_t u = 0; u < units; ++u) r.agreed.square_sum += squares[u];
   const double targets = std::max(1.0, r.agreed.targets);

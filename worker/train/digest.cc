@@ -1,6 +1,6 @@
 #include "worker/train/digest.h"
 
-#include <cstring>
+#include <bit>
 
 #include "parallel/geometry/sharding.h"
 #include "proto/base/check.h"
@@ -22,11 +22,7 @@ uint64_t mix(uint64_t x) {
   return x ^ (x >> 31);
 }
 
-uint64_t bits(float f) {
-  uint32_t u = 0;
-  std::memcpy(&u, &f, sizeof(u));
-  return u;
-}
+uint64_t bits(float f) { return std::bit_cast<uint32_t>(f); }
 
 // The digest of `n` consecutive elements of a parameter, from element `e` on.
 uint64_t digest_run(uint64_t seed, int64_t e, int64_t n, const float* w,

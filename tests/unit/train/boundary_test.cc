@@ -46,14 +46,6 @@ TEST(StopPolicy, AHandoffSavesNothingAndIsNeverDeclined) {
   EXPECT_EQ(p.on_step({.stop = 3, .stop_saves = 1}), Answer::kContinue);
 }
 
-TEST(StepVotes, SurviveTheArray) {
-  const StepVotes f{1, 2, 3, 4, 5, 6, 7, 8, 9, 10, 11, 12, 13};
-  const auto a = f.to_array();
-  for (size_t i = 0; i < a.size(); ++i)
-    EXPECT_EQ(a[i], static_cast<double>(i + 1));
-  EXPECT_EQ(StepVotes::from_array(a).to_array(), a);
-}
-
 TEST(SavePlan, BeginsWhenDueAndCommitsWhenAllAreDone) {
   SavePlan p({.interval = 2, .world = 3});
   EXPECT_FALSE(p.on_step(1, {}, false).begin);
