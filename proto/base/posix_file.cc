@@ -12,10 +12,8 @@ namespace remesh {
 
 Status os_error(const std::string& what, int err) {
   Status s = errno_error(what, err);
-  if (err == ENOSPC || err == EDQUOT || err == ENOMEM || err == EMFILE ||
-      err == ENFILE)
+  if (err == EDQUOT || err == EMFILE || err == ENFILE)
     return exhausted(s.message());
-  if (err == ENOENT) return not_found(s.message());
   return s;
 }
 

@@ -40,7 +40,6 @@ class [[nodiscard]] Status {
   Status() = default;
   Status(Code code, std::string message)
       : code_(code), message_(std::move(message)) {}
-  static Status ok_status() { return {}; }
 
   bool ok() const { return code_ == Code::kOk; }
   Code code() const { return code_; }
