@@ -52,13 +52,21 @@ class Comm {
   // Every rank's `mine` (same length) concatenated by rank into `all`. In place
   // when `mine` is this rank's part of `all`.
   virtual void all_gather(std::span<const std::byte> mine,
-                          std::span<std::byte> all) = 0;
+                          std::span<std::byte> all) {
+    start_all_gather(mine, all)->wait();
+  }
   // `mine` (length n) = rank's n-element part of the sum over ranks of `all`
   // (length n * size()). `mine` may be that part of `all`.
   virtual void reduce_scatter(std::span<const float> all,
-                              std::span<float> mine) = 0;
-  virtual void send(std::span<const std::byte> data, int to, int tag) = 0;
-  virtual void recv(std::span<std::byte> data, int from, int tag) = 0;
+                              std::span<float> mine) {
+    start_reduce_scatter(all, mine)->wait();
+  }
+  virtual void send(std::span<const std::byte> data, int to, int tag) {
+    start_send(data, to, tag)->wait();
+  }
+  virtual void recv(std::span<std::byte> data, int from, int tag) {
+    start_recv(data, from, tag)->wait();
+  }
 
   // Non-blocking; the buffers must stay until wait().
   virtual RequestPtr start_all_reduce(std::span<float> data, Op op) = 0;

@@ -30,22 +30,19 @@
 
 namespace remesh::comm {
 
-// Messages in progress together. Buffers must stay until test() returns true.
-class Batch {
- public:
-  virtual ~Batch() = default;
-  virtual void send(const void* data, size_t bytes, int to, int tag) = 0;
-  virtual void recv(void* data, size_t bytes, int from, int tag) = 0;
-  // Makes progress; true once every message of the batch is complete.
-  virtual bool test() = 0;
-};
-
 // An operation that advances when polled.
 class Machine {
  public:
   virtual ~Machine() = default;
   // Does what can be done now; true once finished.
   virtual bool advance() = 0;
+};
+
+// Messages in progress together. Buffers must stay until all are complete.
+class Batch : public Machine {
+ public:
+  virtual void send(const void* data, size_t bytes, int to, int tag) = 0;
+  virtual void recv(void* data, size_t bytes, int from, int tag) = 0;
 };
 
 // Reuses the scratch memory of reductions, because fresh pages cost more than
@@ -167,7 +164,7 @@ class DirectReduce final : public Machine {
   bool advance() override {
     bool done = true;
     for (Lane& lane : lanes_) {
-      while (lane.state != State::kDone && lane.batch->test()) step(lane);
+      while (lane.state != State::kDone && lane.batch->advance()) step(lane);
       done = done && lane.state == State::kDone;
     }
     return done;

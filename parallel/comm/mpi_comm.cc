@@ -81,7 +81,7 @@ class MpiBatch final : public Batch {
   }
   void barrier() { check_mpi(MPI_Ibarrier(comm_, add(-1)), "MPI_Ibarrier"); }
 
-  bool test() override {
+  bool advance() override {
     if (requests_.empty()) return true;
     int done = 0;
     statuses_.resize(requests_.size());
@@ -125,15 +125,6 @@ class MpiBatch final : public Batch {
   std::vector<MPI_Request> requests_;
   std::vector<int> lengths_;  // expected bytes of a recv; -1: not a recv
   std::vector<MPI_Status> statuses_;
-};
-
-class BatchMachine final : public Machine {
- public:
-  explicit BatchMachine(std::unique_ptr<MpiBatch> b) : batch_(std::move(b)) {}
-  bool advance() override { return batch_->test(); }
-
- private:
-  std::unique_ptr<MpiBatch> batch_;
 };
 
 // All operations of this process that are in progress. Waiting for one advances
@@ -230,13 +221,13 @@ class MpiComm final : public Comm {
   void barrier() override {
     auto batch = std::make_unique<MpiBatch>(coll_);
     batch->barrier();
-    run(std::make_unique<BatchMachine>(std::move(batch)));
+    run(std::move(batch));
   }
   void broadcast(std::span<std::byte> data, int root) override {
     CHECK(root >= 0 && root < size_);
     auto batch = std::make_unique<MpiBatch>(coll_);
     batch->broadcast(data.data(), data.size(), root);
-    run(std::make_unique<BatchMachine>(std::move(batch)));
+    run(std::move(batch));
   }
   void all_reduce(std::span<float> data, Op op) override {
     run(reduce(data, op));
@@ -246,20 +237,6 @@ class MpiComm final : public Comm {
   }
   void all_reduce(std::span<int64_t> data, Op op) override {
     run(reduce(data, op));
-  }
-  void all_gather(std::span<const std::byte> mine,
-                  std::span<std::byte> all) override {
-    start_all_gather(mine, all)->wait();
-  }
-  void reduce_scatter(std::span<const float> all,
-                      std::span<float> mine) override {
-    start_reduce_scatter(all, mine)->wait();
-  }
-  void send(std::span<const std::byte> data, int to, int tag) override {
-    start_send(data, to, tag)->wait();
-  }
-  void recv(std::span<std::byte> data, int from, int tag) override {
-    start_recv(data, from, tag)->wait();
   }
 
   RequestPtr start_all_reduce(std::span<float> data, Op op) override {
@@ -281,7 +258,7 @@ class MpiComm final : public Comm {
     }
     for (int d = 1; d < size_; ++d)
       batch->send(mine.data(), mine.size(), (rank_ + d) % size_, g.base_tag);
-    return start(std::make_unique<BatchMachine>(std::move(batch)));
+    return start(std::move(batch));
   }
   RequestPtr start_reduce_scatter(std::span<const float> all,
                                   std::span<float> mine) override {
@@ -294,13 +271,13 @@ class MpiComm final : public Comm {
     CHECK(to >= 0 && to < size_ && tag >= 0);
     auto batch = std::make_unique<MpiBatch>(p2p_);
     batch->send(data.data(), data.size(), to, tag);
-    return start(std::make_unique<BatchMachine>(std::move(batch)));
+    return start(std::move(batch));
   }
   RequestPtr start_recv(std::span<std::byte> data, int from, int tag) override {
     CHECK(from >= 0 && from < size_ && tag >= 0);
     auto batch = std::make_unique<MpiBatch>(p2p_);
     batch->recv(data.data(), data.size(), from, tag);
-    return start(std::make_unique<BatchMachine>(std::move(batch)));
+    return start(std::move(batch));
   }
 
   std::unique_ptr<Comm> split(int color, int key) override {

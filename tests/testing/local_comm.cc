@@ -175,20 +175,6 @@ class LocalComm final : public Comm {
   void all_reduce(std::span<int64_t> data, Op op) override {
     start_reduce(data, op)->wait();
   }
-  void all_gather(std::span<const std::byte> mine,
-                  std::span<std::byte> all) override {
-    start_all_gather(mine, all)->wait();
-  }
-  void reduce_scatter(std::span<const float> all,
-                      std::span<float> mine) override {
-    start_reduce_scatter(all, mine)->wait();
-  }
-  void send(std::span<const std::byte> data, int to, int tag) override {
-    start_send(data, to, tag)->wait();
-  }
-  void recv(std::span<std::byte> data, int from, int tag) override {
-    start_recv(data, from, tag)->wait();
-  }
 
   RequestPtr start_all_reduce(std::span<float> data, Op op) override {
     return start_reduce(data, op);
