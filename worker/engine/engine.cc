@@ -94,11 +94,11 @@ Status Engine::make_state() {
       state_->reserve(sharding_, rank_shard_.zero.state_elements()));
   ASSIGN_OR_RETURN(
       store_, WeightStore::make(rank_shard_.shard, rank_shard_.zero, backend_,
-                                weights()));
+                                weights(), waited_.gather));
   ASSIGN_OR_RETURN(
       grads_, GradStore::make(rank_shard_.shard, rank_shard_.zero, backend_,
                               schedule_.num_microbatches == 1,
-                              options_.bucket_elements));
+                              options_.bucket_elements, waited_.reduce));
   return ok_status();
 }
 
@@ -152,7 +152,8 @@ Status Engine::make_stages() {
       free_slots_.back().push_back(s);
     slot_of_.emplace_back(static_cast<size_t>(schedule_.num_microbatches), -1);
   }
-  links_ = std::make_unique<PipeLinks>(backend_, most * table_.config().dim);
+  links_ = std::make_unique<PipeLinks>(backend_, most * table_.config().dim,
+                                       waited_.pipeline);
   return ok_status();
 }
 
@@ -209,9 +210,9 @@ Status Engine::connect(comm::Mesh& mesh) {
         mesh.coord() == rank_shard_.shard.coord());
   mesh_ = &mesh;
   if (rank_shard_.shard.layout().tp > 1)
-    tp_ = std::make_unique<TimedComm>(mesh.tp());
+    tp_ = std::make_unique<TimedComm>(mesh.tp(), TimeObserver(waited_.tensor));
   if (rank_shard_.shard.layout().cp > 1)
-    cp_ = std::make_unique<TimedComm>(mesh.cp());
+    cp_ = std::make_unique<TimedComm>(mesh.cp(), TimeObserver(waited_.context));
   if (!single()) RETURN_IF_ERROR(make_stages());
   make_groups(mesh);
   return ok_status();

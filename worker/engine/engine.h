@@ -259,6 +259,7 @@ class Engine {
   std::unique_ptr<StateStore> own_state_;  // when no store is given
   StateStore* const state_;
   int64_t step_ = 0;
+  StepTimes waited_;  // of the step in progress
   std::unique_ptr<WeightStore> store_;
   std::unique_ptr<GradStore> grads_;
   std::unique_ptr<PipeLinks> links_;

@@ -261,31 +261,19 @@ Result<StepResult> Engine::run(const StepInput& in) {
   CHECK(in.global_tokens > 0);
   const trace::Span span(tracer_, trace::Category::kStep,
                          {{"step", step_ + 1}});
-  const double pipeline = links_->waited_s();
-  const double reduce = grads_->waited_s();
-  const double gather = store_->waited_s();
-  const auto waited_in = [](const std::unique_ptr<TimedComm>& c) {
-    return c != nullptr ? c->waited_s() : 0;
-  };
-  const double tensor = waited_in(tp_);
-  const double context = waited_in(cp_);
+  waited_ = {};
   StepVotes votes;
-  StepTimes times;
   {
-    const Timer timer(times.compute);
+    const Timer timer(waited_.compute);
     RETURN_IF_ERROR(run_passes(in, votes));
   }
-  const double in_passes = grads_->waited_s() - reduce;
+  const double in_passes = waited_.reduce;
   progress_.phase(pb::RankStatus::REDUCE);
   grads_->finish([this] {
     progress_.tick();
     if (poll_) poll_();
   });
-  times.pipeline = links_->waited_s() - pipeline;
-  times.reduce = grads_->waited_s() - reduce;
-  times.gather = store_->waited_s() - gather;
-  times.tensor = waited_in(tp_) - tensor;
-  times.context = waited_in(cp_) - context;
+  StepTimes times = waited_;
   times.compute -=
       times.pipeline + times.tensor + times.context + times.gather + in_passes;
   StepResult r = agree(in, votes, times);
@@ -298,7 +286,6 @@ Result<StepResult> Engine::run(const StepInput& in) {
         "norm {}; the update was not made. Continue from step {} with a lower "
         "learning rate: remesh resume --set optimizer.lr=...",
         step_ + 1, r.loss, r.grad_norm, step_));
-  const double before = store_->waited_s();
   {
     const Timer timer(r.times.update);
     update(in.lr,
@@ -306,8 +293,8 @@ Result<StepResult> Engine::run(const StepInput& in) {
                clip_coefficient(options_.optimizer.max_norm, r.grad_norm),
            r.skipped);
   }
-  r.times.gather += store_->waited_s() - before;
-  r.times.update -= store_->waited_s() - before;
+  r.times.gather = waited_.gather;
+  r.times.update -= waited_.gather - times.gather;
   return r;
 }
 

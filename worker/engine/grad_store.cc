@@ -17,21 +17,24 @@ constexpr int kAtOnce = 8;
 
 GradStore::GradStore(const geometry::ShardTable& shard,
                      const geometry::ZeroPlan& zero, kernels::Backend& backend,
-                     bool one_microbatch, int64_t bucket_elements)
+                     bool one_microbatch, int64_t bucket_elements,
+                     double& waited_s)
     : shard_(shard),
       zero_(zero),
       backend_(backend),
       layout_(shard, zero.shard_size()),
       streams_(one_microbatch && zero.stage() >= 2 && zero.shard_size() > 1),
-      bucket_(bucket_elements) {
+      bucket_(bucket_elements),
+      waited_s_(waited_s) {
   CHECK(bucket_elements >= 1);
 }
 
 Result<std::unique_ptr<GradStore>> GradStore::make(
     const geometry::ShardTable& shard, const geometry::ZeroPlan& zero,
-    kernels::Backend& backend, bool one_microbatch, int64_t bucket_elements) {
-  auto store = std::unique_ptr<GradStore>(
-      new GradStore(shard, zero, backend, one_microbatch, bucket_elements));
+    kernels::Backend& backend, bool one_microbatch, int64_t bucket_elements,
+    double& waited_s) {
+  auto store = std::unique_ptr<GradStore>(new GradStore(
+      shard, zero, backend, one_microbatch, bucket_elements, waited_s));
   RETURN_IF_ERROR(store->allocate());
   return store;
 }

@@ -49,10 +49,12 @@ struct GradGroups {
 class GradStore {
  public:
   // one_microbatch: a step adds to every unit at most once, and a unit is ready
-  // before grads() is called for the unit after the next.
+  // before grads() is called for the unit after the next. Adds the seconds it
+  // waits for sums to `waited_s`.
   static Result<std::unique_ptr<GradStore>> make(
       const geometry::ShardTable& shard, const geometry::ZeroPlan& zero,
-      kernels::Backend& backend, bool one_microbatch, int64_t bucket_elements);
+      kernels::Backend& backend, bool one_microbatch, int64_t bucket_elements,
+      double& waited_s);
   void connect(const GradGroups& groups) { groups_ = groups; }
 
   // Starts a step with all gradients zero.
@@ -69,8 +71,6 @@ class GradStore {
   // Advances operations in progress.
   void poll();
 
-  // Seconds spent waiting for sums so far.
-  double waited_s() const { return waited_s_; }
   uint64_t bytes() const { return all_.bytes() + shares_.bytes(); }
 
  private:
@@ -84,7 +84,7 @@ class GradStore {
 
   GradStore(const geometry::ShardTable& shard, const geometry::ZeroPlan& zero,
             kernels::Backend& backend, bool one_microbatch,
-            int64_t bucket_elements);
+            int64_t bucket_elements, double& waited_s);
   Status allocate();
   void start_ready(bool tied_too);
   void start(int unit);
@@ -121,7 +121,7 @@ class GradStore {
   size_t next_ = 0;         // in order_
   std::deque<Sum> under_way_;
   int buckets_ = 0;  // sums over the replicas that are in progress
-  double waited_s_ = 0;
+  double& waited_s_;
 };
 
 }  // namespace remesh::engine

@@ -7,8 +7,9 @@
 
 namespace remesh::engine {
 
-PipeLinks::PipeLinks(kernels::Backend& backend, int64_t max_elements)
-    : backend_(backend), max_elements_(max_elements) {}
+PipeLinks::PipeLinks(kernels::Backend& backend, int64_t max_elements,
+                     double& waited_s)
+    : backend_(backend), max_elements_(max_elements), waited_s_(waited_s) {}
 
 Status PipeLinks::expect(std::vector<Message> messages) {
   CHECK(expected_.empty() && posted_.empty());

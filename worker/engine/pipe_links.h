@@ -32,8 +32,9 @@ class PipeLinks {
     int64_t elements = 0;
   };
 
-  // No message has more than max_elements. `backend` must outlive this object.
-  PipeLinks(kernels::Backend& backend, int64_t max_elements);
+  // No message has more than max_elements. Adds the seconds it waits for
+  // neighbours to `waited_s`. Both references must outlive this object.
+  PipeLinks(kernels::Backend& backend, int64_t max_elements, double& waited_s);
   void connect(comm::Comm& pp) { pp_ = &pp; }
 
   // The messages that will be received, in order. Starts to receive the first
@@ -54,8 +55,6 @@ class PipeLinks {
   // Advances operations in progress.
   void poll();
 
-  // Seconds spent waiting for neighbours so far.
-  double waited_s() const { return waited_s_; }
   uint64_t bytes() const;
 
  private:
@@ -71,6 +70,7 @@ class PipeLinks {
 
   kernels::Backend& backend_;
   const int64_t max_elements_;
+  double& waited_s_;
   comm::Comm* pp_ = nullptr;
   std::deque<Message> expected_;  // not posted yet
   std::deque<Buffer*> posted_;
@@ -78,7 +78,6 @@ class PipeLinks {
   std::vector<std::unique_ptr<Buffer>> in_;
   Buffer copy_;
   std::map<int, comm::RequestPtr> sending_;  // by key
-  double waited_s_ = 0;
 };
 
 }  // namespace remesh::engine

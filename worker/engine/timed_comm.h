@@ -24,15 +24,6 @@ class TimeObserver {
   double* seconds_;
 };
 
-class TimedComm final : public trace::ObservedComm<TimeObserver> {
- public:
-  explicit TimedComm(comm::Comm& inner)
-      : ObservedComm(inner, TimeObserver(waited_s_)) {}
-  // So far.
-  double waited_s() const { return waited_s_; }
-
- private:
-  double waited_s_ = 0;
-};
+using TimedComm = trace::ObservedComm<TimeObserver>;
 
 }  // namespace remesh::engine

@@ -13,21 +13,23 @@ using geometry::UnitKind;
 WeightStore::WeightStore(const geometry::ShardTable& shard,
                          const geometry::ZeroPlan& zero,
                          kernels::Backend& backend,
-                         std::span<const float> master)
+                         std::span<const float> master, double& waited_s)
     : shard_(shard),
       zero_(zero),
       backend_(backend),
       master_(master),
       layout_(shard, zero.shard_size()),
       sharded_(zero.shard_size() > 1),
-      streams_(sharded_ && zero.stage() == 3) {}
+      streams_(sharded_ && zero.stage() == 3),
+      waited_s_(waited_s) {}
 
 Result<std::unique_ptr<WeightStore>> WeightStore::make(
     const geometry::ShardTable& shard, const geometry::ZeroPlan& zero,
-    kernels::Backend& backend, std::span<const float> master) {
+    kernels::Backend& backend, std::span<const float> master,
+    double& waited_s) {
   CHECK(static_cast<int64_t>(master.size()) == zero.state_elements());
   auto store = std::unique_ptr<WeightStore>(
-      new WeightStore(shard, zero, backend, master));
+      new WeightStore(shard, zero, backend, master, waited_s));
   RETURN_IF_ERROR(store->allocate());
   return store;
 }

@@ -36,10 +36,12 @@ namespace remesh::engine {
 class WeightStore {
  public:
   // `master`: the rank's state vector of weights (ZeroPlan::state_offset), read
-  // until set_master() names another.
+  // until set_master() names another. Adds the seconds it waits for weights to
+  // `waited_s`.
   static Result<std::unique_ptr<WeightStore>> make(
       const geometry::ShardTable& shard, const geometry::ZeroPlan& zero,
-      kernels::Backend& backend, std::span<const float> master);
+      kernels::Backend& backend, std::span<const float> master,
+      double& waited_s);
 
   // `gather`: the shard group, not used by anyone else; nullptr when it has one
   // rank. `stages`: by chunk.
@@ -69,8 +71,6 @@ class WeightStore {
   // Advances operations in progress.
   void poll();
 
-  // Seconds spent waiting for weights so far.
-  double waited_s() const { return waited_s_; }
   uint64_t bytes() const;
 
  private:
@@ -84,7 +84,8 @@ class WeightStore {
   };
 
   WeightStore(const geometry::ShardTable& shard, const geometry::ZeroPlan& zero,
-              kernels::Backend& backend, std::span<const float> master);
+              kernels::Backend& backend, std::span<const float> master,
+              double& waited_s);
   Status allocate();
   bool is_block(int unit) const;
   Buffer& buffer(int unit) {
@@ -113,7 +114,7 @@ class WeightStore {
   std::vector<Buffer> buffers_;
   std::vector<int> plan_;
   size_t next_ = 0;  // in plan_, what need() will be called with
-  double waited_s_ = 0;
+  double& waited_s_;
 };
 
 }  // namespace remesh::engine

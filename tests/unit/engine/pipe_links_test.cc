@@ -32,7 +32,7 @@ class Rank {
       : schedule_(schedule),
         present_(present),
         me_(comm.rank()),
-        links_(*backend_, kElements) {
+        links_(*backend_, kElements, waited_s_) {
     links_.connect(comm);
     for (const int n : geometry::slots_needed(schedule, me_)) {
       outputs_.emplace_back(static_cast<size_t>(n),
@@ -116,6 +116,7 @@ class Rank {
   const Schedule& schedule_;
   const int present_, me_;
   std::unique_ptr<kernels::Backend> backend_ = kernels::make_cpu_backend(1);
+  double waited_s_ = 0;
   PipeLinks links_;
   std::vector<std::vector<std::vector<float>>> outputs_;  // by chunk and slot
   std::vector<std::vector<int>> free_, slot_of_;          // by chunk
@@ -161,7 +162,8 @@ TEST(PipeLinks, ARankHoldsOneCopyHoweverSlowItsNeighbour) {
   auto comms = comm::make_local_comms(2);
   const auto backend = kernels::make_cpu_backend(1);
   std::jthread sender([&] {
-    PipeLinks links(*backend, kElements);
+    double waited_s = 0;
+    PipeLinks links(*backend, kElements, waited_s);
     links.connect(*comms[0]);
     for (int i = 0; i < kMessages; ++i)
       ASSERT_TRUE(
@@ -172,7 +174,8 @@ TEST(PipeLinks, ARankHoldsOneCopyHoweverSlowItsNeighbour) {
   });
   // Time for the sender to send all, if it does not wait.
   std::this_thread::sleep_for(std::chrono::milliseconds(50));
-  PipeLinks links(*backend, kElements);
+  double waited_s = 0;
+  PipeLinks links(*backend, kElements, waited_s);
   links.connect(*comms[1]);
   std::vector<PipeLinks::Message> messages;
   for (int i = 0; i < kMessages; ++i)

@@ -81,9 +81,10 @@ void sum_on(int n, const geometry::ZeroOptions& zero, bool one_microbatch,
       comm::Comm& data = *comms[static_cast<size_t>(r)];
       const auto backend = kernels::make_cpu_backend(1);
       const ZeroPlan plan = ZeroPlan::make(shard, zero, n, r).value();
-      const auto store =
-          GradStore::make(shard, plan, *backend, one_microbatch, bucket)
-              .value();
+      double waited_s = 0;
+      const auto store = GradStore::make(shard, plan, *backend, one_microbatch,
+                                         bucket, waited_s)
+                             .value();
       std::unique_ptr<comm::Comm> group, replicas;
       if (plan.shard_size() > 1)
         group = data.split(plan.replica_index(), plan.shard_index());
@@ -177,8 +178,9 @@ TEST(GradStore, FewUnitsAreScatteredAtOnce) {
     ranks.emplace_back([&, r] {
       const auto backend = kernels::make_cpu_backend(1);
       const ZeroPlan plan = ZeroPlan::make(shard, {.stage = 1}, 2, r).value();
+      double waited_s = 0;
       const auto store =
-          GradStore::make(shard, plan, *backend, false, 1000).value();
+          GradStore::make(shard, plan, *backend, false, 1000, waited_s).value();
       CountingComm counting(*comms[static_cast<size_t>(r)]);
       GradGroups groups;
       groups.shard = &counting;
@@ -198,7 +200,10 @@ TEST(GradStore, StreamingHoldsLess) {
   const auto backend = kernels::make_cpu_backend(1);
   const auto bytes = [&](int stage, bool one) {
     const ZeroPlan plan = ZeroPlan::make(shard, {.stage = stage}, 2, 0).value();
-    return GradStore::make(shard, plan, *backend, one, 1000).value()->bytes();
+    double waited_s = 0;
+    return GradStore::make(shard, plan, *backend, one, 1000, waited_s)
+        .value()
+        ->bytes();
   };
   EXPECT_EQ(bytes(1, true), bytes(2, false));
   EXPECT_LT(bytes(2, true), bytes(2, false));
