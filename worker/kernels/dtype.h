@@ -15,6 +15,11 @@ constexpr const char* dtype_name(Dtype d) {
   return d == Dtype::kFp32 ? "fp32" : "bf16";
 }
 
+// Element i of an array of that type.
+inline void* element(void* p, Dtype d, int64_t i) {
+  return static_cast<char*>(p) + i * static_cast<int64_t>(dtype_size(d));
+}
+
 using remesh::Bf16;
 using remesh::to_bf16;
 using remesh::to_float;

@@ -6,13 +6,9 @@ namespace remesh::model {
 namespace {
 
 using kernels::Dtype;
+using kernels::element;
 
 constexpr int kKeysTag = 1, kGradientsTag = 2;
-
-void* offset(void* p, Dtype d, int64_t elements) {
-  return static_cast<char*>(p) +
-         elements * static_cast<int64_t>(kernels::dtype_size(d));
-}
 
 }  // namespace
 
@@ -39,8 +35,8 @@ void Attention::forward(const Rows& rows, const BlockParts& a,
   }
   const int64_t k0 = sizes_.q_dim();
   const int64_t v0 = k0 + sizes_.kv_dim();
-  backend_.attention(d_, shape(rows), a[kQkv], offset(a[kQkv], d_, k0),
-                     offset(a[kQkv], d_, v0), a[kO], a.f(kLse));
+  backend_.attention(d_, shape(rows), a[kQkv], element(a[kQkv], d_, k0),
+                     element(a[kQkv], d_, v0), a[kO], a.f(kLse));
 }
 
 void Attention::backward(const Rows& rows, const BlockParts& a,
@@ -52,9 +48,9 @@ void Attention::backward(const Rows& rows, const BlockParts& a,
   const int64_t k0 = sizes_.q_dim();
   const int64_t v0 = k0 + sizes_.kv_dim();
   backend_.attention_backward(
-      d_, shape(rows), a[kQkv], offset(a[kQkv], d_, k0),
-      offset(a[kQkv], d_, v0), a[kO], a.f(kLse), scratch.dattention, a[kDqkv],
-      offset(a[kDqkv], d_, k0), offset(a[kDqkv], d_, v0));
+      d_, shape(rows), a[kQkv], element(a[kQkv], d_, k0),
+      element(a[kQkv], d_, v0), a[kO], a.f(kLse), scratch.dattention, a[kDqkv],
+      element(a[kDqkv], d_, k0), element(a[kDqkv], d_, v0));
 }
 
 void Attention::extend(const Rows& rows, const BlockParts& a,
@@ -67,9 +63,9 @@ void Attention::extend(const Rows& rows, const BlockParts& a,
       window_ == 0 ? 0 : std::max<int64_t>(0, cache_.length + 1 - window_);
   float* const out = d_ == Dtype::kFp32 ? a.f(kO) : scratch.attention;
   backend_.convert_rows(
-      rows.T, columns, d_, offset(a[kQkv], d_, q), sizes_.qkv_dim(), d_,
-      offset(cache_.kv, d_, cache_.length * columns), columns);
-  void* const k = offset(cache_.kv, d_, first * columns);
+      rows.T, columns, d_, element(a[kQkv], d_, q), sizes_.qkv_dim(), d_,
+      element(cache_.kv, d_, cache_.length * columns), columns);
+  void* const k = element(cache_.kv, d_, first * columns);
   backend_.attention_segment(d_,
                              {.B = 1,
                               .Tq = rows.T,
@@ -85,7 +81,7 @@ void Attention::extend(const Rows& rows, const BlockParts& a,
                               .q0 = cache_.length,
                               .k0 = first,
                               .window = window_},
-                             a[kQkv], k, offset(k, d_, sizes_.kv_dim()),
+                             a[kQkv], k, element(k, d_, sizes_.kv_dim()),
                              /*first=*/true, out, a.f(kLse));
   if (d_ != Dtype::kFp32)
     backend_.convert(rows.T * q, Dtype::kFp32, out, d_, a[kO]);
@@ -177,7 +173,7 @@ size_t Attention::kv_bytes(const Rows& rows, Dtype d) const {
 void Attention::pack(const Rows& rows, const BlockParts& a, void* kv) {
   const int64_t columns = 2 * sizes_.kv_dim();
   backend_.convert_rows(rows.N, columns, d_,
-                        offset(a[kQkv], d_, sizes_.q_dim()), sizes_.qkv_dim(),
+                        element(a[kQkv], d_, sizes_.q_dim()), sizes_.qkv_dim(),
                         d_, kv, columns);
   backend_.synchronize();
 }
@@ -196,10 +192,10 @@ void Attention::ring_forward(const Rows& rows, const BlockParts& a,
       received = receive(scratch.kv[(step + 1) % 2], bytes, kKeysTag);
     }
     for (const Pair& p : pairs(rows, step)) {
-      void* k = offset(kv, d_, p.k_token * p.segment.kv_stride);
+      void* k = element(kv, d_, p.k_token * p.segment.kv_stride);
       backend_.attention_segment(
-          d_, p.segment, offset(a[kQkv], d_, p.q_token * p.segment.q_stride), k,
-          offset(k, d_, sizes_.kv_dim()), p.first, out + p.q_token * q,
+          d_, p.segment, element(a[kQkv], d_, p.q_token * p.segment.q_stride),
+          k, element(k, d_, sizes_.kv_dim()), p.first, out + p.q_token * q,
           a.f(kLse) + p.lse);
     }
     if (received != nullptr) received->wait();
@@ -232,11 +228,11 @@ void Attention::ring_backward(const Rows& rows, const BlockParts& a,
     if (before != nullptr) before->wait();
     backend_.zero(dk, gradient_bytes);
     for (const Pair& p : pairs(rows, step)) {
-      void* k = offset(kv, d_, p.k_token * p.segment.kv_stride);
+      void* k = element(kv, d_, p.k_token * p.segment.kv_stride);
       backend_.attention_segment_backward(
-          d_, p.segment, offset(a[kQkv], d_, p.q_token * p.segment.q_stride), k,
-          offset(k, d_, kv_dim), offset(a[kO], d_, p.q_token * q),
-          a.f(kLse) + p.lse, offset(scratch.dattention, d_, p.q_token * q),
+          d_, p.segment, element(a[kQkv], d_, p.q_token * p.segment.q_stride),
+          k, element(k, d_, kv_dim), element(a[kO], d_, p.q_token * q),
+          a.f(kLse) + p.lse, element(scratch.dattention, d_, p.q_token * q),
           dq + p.q_token * q, dk + p.k_token * kv_dim, dv + p.k_token * kv_dim);
     }
     if (received != nullptr) {
@@ -263,7 +259,7 @@ void Attention::unpack_gradients(const Rows& rows, const float* dq,
   const int64_t kv = sizes_.kv_dim();
   const auto put = [&](int64_t columns, const float* from, int64_t at) {
     backend_.convert_rows(rows.N, columns, Dtype::kFp32, from, columns, d_,
-                          offset(dqkv, d_, at), sizes_.qkv_dim());
+                          element(dqkv, d_, at), sizes_.qkv_dim());
   };
   put(q, dq, 0);
   put(kv, dkv, q);

@@ -8,6 +8,7 @@ namespace remesh::model {
 
 using geometry::Role;
 using geometry::ShardTable;
+using kernels::element;
 
 bool BlockWeights::ok() const {
   return qkv != nullptr && o != nullptr && gate_up != nullptr &&
@@ -110,9 +111,9 @@ void Block::norm_heads(const BlockWeights& w, const Rows& rows,
   backend_.convert_rows(rows.N, columns, d_, a[kQkv], sizes_.qkv_dim(), d_,
                         a[kQk], columns);
   for (const HeadGroup& g : head_groups(rows))
-    backend_.head_rmsnorm(d_, g.rows, element(a[kQk], g.column),
-                          w.heads + g.weight, sizes_.norm_eps,
-                          element(a[kQkv], g.column), a.f(kRstdQk) + g.rstd);
+    backend_.head_rmsnorm(
+        d_, g.rows, element(a[kQk], d_, g.column), w.heads + g.weight,
+        sizes_.norm_eps, element(a[kQkv], d_, g.column), a.f(kRstdQk) + g.rstd);
 }
 
 // Turns the gradient of what norm_heads() wrote into that of what it read.
@@ -123,8 +124,8 @@ void Block::norm_heads_backward(const BlockWeights& w, const Rows& rows,
                 2 * static_cast<size_t>(sizes_.head_dim) * sizeof(float));
   for (const HeadGroup& g : head_groups(rows))
     backend_.head_rmsnorm_backward(
-        d_, g.rows, element(a[kQk], g.column), a.f(kRstdQk) + g.rstd,
-        w.heads + g.weight, element(a[kDqkv], g.column), dnorm + g.weight);
+        d_, g.rows, element(a[kQk], d_, g.column), a.f(kRstdQk) + g.rstd,
+        w.heads + g.weight, element(a[kDqkv], d_, g.column), dnorm + g.weight);
 }
 
 void Block::add_norm_gradient(const float* dnorm, float* to) const {
@@ -135,11 +136,6 @@ void Block::add_head_gradients(const BlockParts& a, float* grads) const {
   if (sizes_.head_norm && trains_.other)
     backend_.accumulate(2 * sizes_.head_dim, 1, a.f(kDqkNorm),
                         grads + at_.heads);
-}
-
-void* Block::element(void* p, int64_t i) const {
-  return static_cast<char*>(p) +
-         i * static_cast<int64_t>(kernels::dtype_size(d_));
 }
 
 void Block::forward_attention(const BlockWeights& w, const Rows& rows,

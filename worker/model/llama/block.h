@@ -108,7 +108,6 @@ class Block {
                            const BlockParts& a) const;
   void add_norm_gradient(const float* dnorm, float* to) const;
   void add_head_gradients(const BlockParts& a, float* grads) const;
-  void* element(void* p, int64_t i) const;  // of type d_
   void down_weight(const Rows& rows, const BlockParts& a, float* grads) const;
   void gate_up_weight(const Rows& rows, const BlockParts& a,
                       float* grads) const;

@@ -37,8 +37,7 @@ void Head::load_projection(const float* weights) {
 void* Head::piece_logits(const Piece& piece, const Rows& rows,
                          const HeadParts& a, const Scratch& scratch) const {
   if (a.logits == nullptr) return scratch.piece;
-  return static_cast<char*>(a.logits) +
-         rows.N * piece.col0 * static_cast<int64_t>(kernels::dtype_size(d_));
+  return kernels::element(a.logits, d_, rows.N * piece.col0);
 }
 
 double Head::forward(const Rows& rows, const float* x, const float* branch,

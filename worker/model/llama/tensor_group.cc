@@ -8,9 +8,7 @@ size_t count(int64_t n) { return static_cast<size_t>(n); }
 }  // namespace
 
 void* TensorGroup::own(const Rows& rows, kernels::Dtype d, void* all) const {
-  return static_cast<char*>(all) +
-         sizes_.tp_index * rows.n * sizes_.dim *
-             static_cast<int64_t>(kernels::dtype_size(d));
+  return kernels::element(all, d, sizes_.tp_index * rows.n * sizes_.dim);
 }
 
 comm::RequestPtr TensorGroup::start_gather(const Rows& rows, kernels::Dtype d,
