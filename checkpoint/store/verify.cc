@@ -3,7 +3,6 @@
 #include <fmt/format.h>
 
 #include <algorithm>
-#include <chrono>
 #include <cmath>
 #include <set>
 
@@ -13,6 +12,7 @@
 #include "checkpoint/store/hdf5_file.h"
 #include "checkpoint/store/index_file.h"
 #include "checkpoint/store/shard_layout.h"
+#include "proto/base/clock.h"
 
 namespace remesh::store {
 namespace {
@@ -140,7 +140,7 @@ class Verifier {
       : fs_(fs), path_(std::move(path)) {}
 
   VerifyReport run() {
-    const auto begin = std::chrono::steady_clock::now();
+    const int64_t began_ns = monotonic_ns();
     // Without a manifest there is nothing to check against.
     const auto m = manifest::read_manifest(fs_, path_);
     if (m.ok())
@@ -148,9 +148,7 @@ class Verifier {
     else
       problem(m.status());
     report_.ok = report_.problems.empty();
-    report_.seconds =
-        std::chrono::duration<double>(std::chrono::steady_clock::now() - begin)
-            .count();
+    report_.seconds = seconds_since(began_ns);
     return std::move(report_);
   }
 

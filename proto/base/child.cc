@@ -16,8 +16,6 @@
 namespace remesh {
 namespace {
 
-constexpr unsigned kCloseRangeCloexec = 1U << 2;
-
 [[noreturn]] void fail_child(int error_fd) {
   const int err = errno;
   signal(SIGPIPE, SIG_IGN);  // the parent does not wait for long
@@ -71,8 +69,7 @@ void prefer_as_oom_victim() {
     fail_child(error_fd);
   if (pass >= 0 && dup2(pass, kChildFd) < 0) fail_child(error_fd);
   // Libraries may have opened descriptors without close-on-exec.
-  syscall(SYS_close_range, pass >= 0 ? kChildFd + 1 : kChildFd, ~0U,
-          kCloseRangeCloexec);
+  close_range(pass >= 0 ? kChildFd + 1 : kChildFd, ~0U, CLOSE_RANGE_CLOEXEC);
   if (std::strchr(argv[0], '/') != nullptr)
     execve(argv[0], argv, envp);
   else

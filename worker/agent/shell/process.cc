@@ -3,7 +3,6 @@
 #include <fcntl.h>
 #include <signal.h>
 #include <sys/stat.h>
-#include <sys/syscall.h>
 #include <unistd.h>
 
 #include <algorithm>
@@ -20,8 +19,6 @@
 
 namespace remesh::agent {
 namespace {
-
-constexpr unsigned kCloseRangeCloexec = 1U << 2;
 
 bool same_process_lives(const ProcessId& p) {
   const auto stat = read_proc_stat(p.pid);
@@ -92,7 +89,7 @@ Status restart_process() {
   for (std::string word; std::getline(in, word, '\0');) words.push_back(word);
   // Also if the file has been replaced since.
   const std::string program = "/proc/self/exe";
-  (void)syscall(SYS_close_range, STDERR_FILENO + 1, ~0U, kCloseRangeCloexec);
+  (void)close_range(STDERR_FILENO + 1, ~0U, CLOSE_RANGE_CLOEXEC);
   execv(program.c_str(), exec_arguments(words).data());
   return io_error(program + ": " + std::strerror(errno));
 }

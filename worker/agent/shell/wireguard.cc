@@ -22,6 +22,7 @@
 #include "proto/base/child.h"
 #include "proto/base/clock.h"
 #include "proto/base/rng.h"
+#include "proto/base/sharing.h"
 #include "proto/base/text.h"
 #include "proto/wire/keys.h"
 
@@ -169,13 +170,7 @@ Status WireGuard::start(int port) {
   RETURN_IF_ERROR(made);
   const std::string path = folder_ + "/wireguard.key";
   unlink(path.c_str());
-  const int file = open(path.c_str(), O_WRONLY | O_CREAT | O_EXCL | O_CLOEXEC,
-                        S_IRUSR | S_IWUSR);
-  if (file < 0) return errno_error(path, errno);
-  const bool written = write(file, private_key_.data(), private_key_.size()) ==
-                       static_cast<ssize_t>(private_key_.size());
-  close(file);
-  if (!written) return io_error(path + ": cannot write");
+  RETURN_IF_ERROR(create_private_file(path, private_key_));
   made = run({"wg", "set", interface_, "listen-port", std::to_string(port),
               "private-key", path},
              nullptr);
