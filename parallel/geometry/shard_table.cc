@@ -135,16 +135,8 @@ int ShardTable::find_unit(UnitKind kind, int chunk, int64_t layer) const {
   return -1;
 }
 
-std::vector<Piece> ShardTable::pieces(int64_t begin, int64_t end) const {
-  return pieces_of(begin, end, /*owned=*/false);
-}
-
-std::vector<Piece> ShardTable::owned_pieces(int64_t begin, int64_t end) const {
-  return pieces_of(begin, end, /*owned=*/true);
-}
-
-std::vector<Piece> ShardTable::pieces_of(int64_t begin, int64_t end,
-                                         bool owned) const {
+std::vector<Piece> ShardTable::pieces(int64_t begin, int64_t end,
+                                      bool owned) const {
   CHECK(0 <= begin && begin <= end && end <= num_elements_);
   std::vector<Piece> out;
   for (int64_t at = begin; at < end;) {

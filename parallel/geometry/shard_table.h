@@ -88,18 +88,16 @@ class ShardTable {
   int find_unit(UnitKind kind, int chunk, int64_t layer = -1) const;
 
   // Flat elements [begin, end) as rectangles, in flat order: at most three per
-  // parameter (end of a row, full rows, start of a row).
-  std::vector<Piece> pieces(int64_t begin, int64_t end) const;
-  // The same, only of the parameters that this rank owns.
-  std::vector<Piece> owned_pieces(int64_t begin, int64_t end) const;
+  // parameter (end of a row, full rows, start of a row). owned: only of the
+  // parameters that this rank owns.
+  std::vector<Piece> pieces(int64_t begin, int64_t end,
+                            bool owned = false) const;
 
   // Initial weights of [begin, begin + out.size()): of each a function of the
   // seed, its parameter's name and its place in it, so the same on any mesh.
   void initial_values(uint64_t seed, int64_t begin, std::span<float> out) const;
 
  private:
-  std::vector<Piece> pieces_of(int64_t begin, int64_t end, bool owned) const;
-
   const ParamTable* table_ = nullptr;
   Layout layout_;
   Coord coord_;

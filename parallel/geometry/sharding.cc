@@ -28,8 +28,7 @@ std::vector<Piece> collect(const RankShard& rank, bool owned,
     const FlatRange r = range(u);
     const int64_t moved =
         rank.zero.state_offset(u) - rank.zero.update_range(u).begin;
-    for (Piece& p : owned ? rank.shard.owned_pieces(r.begin, r.end)
-                          : rank.shard.pieces(r.begin, r.end)) {
+    for (Piece& p : rank.shard.pieces(r.begin, r.end, owned)) {
       p.at += moved;
       out.push_back(p);
     }

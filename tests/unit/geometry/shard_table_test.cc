@@ -91,7 +91,7 @@ TEST(ShardTable, EveryElementIsOwnedOnceAndNormsCountItOnce) {
       const auto t = ShardTable::make(table, layout, me, *bounds, chunks);
       ASSERT_TRUE(t.ok()) << t.status().to_string();
       if (me.dp == 0 && me.cp == 0)
-        count(table, t->owned_pieces(0, t->num_elements()), owned);
+        count(table, t->pieces(0, t->num_elements(), /*owned=*/true), owned);
       const auto plan = ZeroPlan::make(*t, zero, n, me.dp * layout.cp + me.cp);
       ASSERT_TRUE(plan.ok());
       int64_t at = 0;
@@ -102,7 +102,7 @@ TEST(ShardTable, EveryElementIsOwnedOnceAndNormsCountItOnce) {
         const FlatRange update = plan->update_range(u);
         EXPECT_GE(norm.begin, update.begin);
         EXPECT_LE(norm.end, update.end);
-        count(table, t->owned_pieces(norm.begin, norm.end), counted);
+        count(table, t->pieces(norm.begin, norm.end, /*owned=*/true), counted);
       }
       EXPECT_EQ(at, t->num_elements());
       // Initial values equal those of the table.
