@@ -71,9 +71,7 @@ void copy_floats(float* to, const float* from, int64_t n) {
 class Slot {
  public:
   explicit Slot(int64_t elements)
-      : bytes_(sizeof(MessageHeader) + static_cast<size_t>(elements) *
-                                           kNumStateVectors * sizeof(float)),
-        data_(new std::byte[bytes_]) {}
+      : data_(new std::byte[sizeof(MessageHeader) + payload(elements)]) {}
   MessageHeader header() const {
     MessageHeader h;
     std::memcpy(&h, data_.get(), sizeof(h));
@@ -86,20 +84,17 @@ class Slot {
     return reinterpret_cast<float*>(data_.get() + sizeof(MessageHeader));
   }
   std::span<std::byte> message(int64_t elements) {
-    return {data_.get(), sizeof(MessageHeader) + static_cast<size_t>(elements) *
-                                                     kNumStateVectors *
-                                                     sizeof(float)};
+    return {data_.get(), sizeof(MessageHeader) + payload(elements)};
   }
   uint64_t checksum(int64_t elements, uint64_t index) {
-    return xxh3(
-        floats(),
-        static_cast<size_t>(elements) * kNumStateVectors * sizeof(float),
-        index);
+    return xxh3(floats(), payload(elements), index);
   }
   comm::RequestPtr request;  // when in flight
 
  private:
-  size_t bytes_;
+  static size_t payload(int64_t elements) {
+    return static_cast<size_t>(elements) * kNumStateVectors * sizeof(float);
+  }
   std::unique_ptr<std::byte[]> data_;
 };
 

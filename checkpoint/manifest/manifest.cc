@@ -10,6 +10,7 @@
 #include "proto/base/file_system.h"
 #include "proto/base/number.h"
 #include "proto/base/text.h"
+#include "proto/base/xxh3.h"
 
 namespace remesh::manifest {
 namespace {
@@ -28,11 +29,6 @@ std::optional<int64_t> parse_digits(std::string_view text, size_t min_digits) {
   if (!value || *value < 0 || fmt::format("{:0{}}", *value, min_digits) != text)
     return std::nullopt;
   return value;
-}
-
-bool is_checksum(std::string_view text) {
-  return text.size() == 32 &&
-         text.find_first_not_of("0123456789abcdef") == std::string_view::npos;
 }
 
 // Of a size that any model may have, so that no product of two overflows.
@@ -71,14 +67,14 @@ Status check_content(const pb::Manifest& m) {
     if (f.name() != shard_name(i) || f.rank() != i)
       return corrupt(fmt::format("shard {} is called '{}' rank {}, not '{}'", i,
                                  f.name(), f.rank(), shard_name(i)));
-    if (!is_checksum(f.xxh128()))
+    if (!is_hex_hash(f.xxh128()))
       return corrupt(f.name() + ": its checksum is not 32 hex digits");
     RETURN_IF_ERROR(check_blocks(f));
     for (const pb::Slice& s : f.slices())
       RETURN_IF_ERROR(check_slice(s, f.name()));
   }
   if (m.has_index() &&
-      (m.index().name() != kIndexName || !is_checksum(m.index().xxh128()) ||
+      (m.index().name() != kIndexName || !is_hex_hash(m.index().xxh128()) ||
        m.index().block_bytes() != 0))
     return corrupt("malformed entry of the index");
   return ok_status();

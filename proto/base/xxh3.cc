@@ -41,6 +41,11 @@ std::string hex(const Xxh128& hash) {
   return text;
 }
 
+bool is_hex_hash(std::string_view text) {
+  return text.size() == 32 &&
+         text.find_first_not_of("0123456789abcdef") == std::string_view::npos;
+}
+
 Xxh3Stream::Xxh3Stream() : state_(std::make_unique<State>()) { reset(); }
 Xxh3Stream::~Xxh3Stream() = default;
 Xxh3Stream::Xxh3Stream(Xxh3Stream&&) noexcept = default;

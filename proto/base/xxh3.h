@@ -8,6 +8,7 @@
 #include <memory>
 #include <span>
 #include <string>
+#include <string_view>
 
 namespace remesh {
 
@@ -17,6 +18,7 @@ using Xxh128 = std::array<std::byte, 16>;
 Xxh128 xxh3_128(std::span<const std::byte> bytes);
 // 32 lower-case hexadecimal digits.
 std::string hex(const Xxh128& hash);
+bool is_hex_hash(std::string_view text);  // has that form
 
 // The hash of a stream, 64 or 128 bits wide. Threads: one at a time.
 class Xxh3Stream {

@@ -33,11 +33,6 @@ int64_t total_tokens(const std::vector<ShardEntry>& shards) {
       [](int64_t sum, const ShardEntry& s) { return sum + s.tokens; });
 }
 
-bool is_hash(const std::string& text) {
-  return text.size() == 32 &&
-         text.find_first_not_of("0123456789abcdef") == std::string::npos;
-}
-
 Result<std::string> checksum_of_tokens(const std::string& path) {
   std::ifstream in(path, std::ios::binary);
   in.seekg(kShardHeaderBytes);
@@ -57,7 +52,7 @@ int64_t count(JsonReader& f, const char* key, int64_t most = kMaxCount) {
 
 std::string hash(JsonReader& f, const char* key) {
   std::string value = f.text(key, nullptr);
-  if (!is_hash(value)) f.refuse(key, "32 hex digits");
+  if (!is_hex_hash(value)) f.refuse(key, "32 hex digits");
   return value;
 }
 

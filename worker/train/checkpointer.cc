@@ -345,11 +345,11 @@ void Checkpointer::start_commit(pb::Manifest manifest) {
 }
 
 void Checkpointer::start_abandon(int64_t step) {
-  const store::SaveId id{.step = step,
-                         .generation = options_.manifest.generation()};
-  start_job([this, id] {
+  start_job([this, step] {
     lower_priority_of_this_thread();
-    return store::abandon(*fs_, options_.folder, id);
+    return store::abandon(
+        *fs_, options_.folder,
+        {.step = step, .generation = options_.manifest.generation()});
   });
 }
 

@@ -82,14 +82,6 @@ Launcher::~Launcher() {
   if (pmix_) loop_->unwatch(pmix_->event_fd());
 }
 
-void Launcher::set_logger(std::shared_ptr<Logger> logger) {
-  log_ = std::move(logger);
-}
-
-void Launcher::set_tcp_interfaces(const std::string& interfaces) {
-  options_.tcp_interfaces = interfaces;
-}
-
 // ------------------------------------------------------------------ starting
 
 void Launcher::spawn(const pb::Assignment& assignment, uint64_t state_job) {

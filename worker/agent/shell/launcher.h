@@ -64,9 +64,11 @@ class Launcher {
   Launcher(const Launcher&) = delete;
   Launcher& operator=(const Launcher&) = delete;
 
-  void set_logger(std::shared_ptr<Logger> logger);
+  void set_logger(std::shared_ptr<Logger> logger) { log_ = std::move(logger); }
   // Takes effect with the next generation.
-  void set_tcp_interfaces(const std::string& interfaces);
+  void set_tcp_interfaces(const std::string& interfaces) {
+    options_.tcp_interfaces = interfaces;
+  }
 
   // --- the agent's actions
   // Emits RankStarted for each rank that starts, then SpawnFailed if one did
