@@ -3,6 +3,7 @@
 #include <algorithm>
 #include <cmath>
 #include <limits>
+#include <vector>
 
 #include "proto/base/median.h"
 
@@ -14,10 +15,9 @@ constexpr double kLeastSpread = 0.01;  // of the median
 
 }  // namespace
 
-StepPolicy::StepPolicy(const StepPolicyOptions& options,
-                       const std::vector<PastStep>& past)
+StepPolicy::StepPolicy(const StepPolicyOptions& options, const PastSteps& past)
     : options_(options) {
-  for (const PastStep& step : past) add(step);
+  for (const auto& step : past) add(step.loss(), step.skipped());
 }
 
 double StepPolicy::limit() const {
@@ -35,15 +35,15 @@ bool StepPolicy::accepts(double loss, double grad_norm) {
   const bool finite = std::isfinite(loss) && std::isfinite(grad_norm);
   const bool good = finite && loss <= limit();
   const bool skipped = !good && skipped_ < options_.most_skipped;
-  add({.loss = loss, .skipped = skipped});
+  add(loss, skipped);
   return !skipped;
 }
 
-void StepPolicy::add(const PastStep& step) {
-  skipped_ = step.skipped ? skipped_ + 1 : 0;
+void StepPolicy::add(double loss, bool skipped) {
+  skipped_ = skipped ? skipped_ + 1 : 0;
   // A step whose sequences have no target has the loss 0.
-  if (step.skipped || step.loss == 0 || !std::isfinite(step.loss)) return;
-  losses_.push_back(step.loss);
+  if (skipped || loss == 0 || !std::isfinite(loss)) return;
+  losses_.push_back(loss);
   if (losses_.size() > kWindow) losses_.pop_front();
 }
 

@@ -9,7 +9,8 @@
 #include <cstddef>
 #include <cstdint>
 #include <deque>
-#include <vector>
+
+#include "proto/control.pb.h"
 
 namespace remesh::train {
 
@@ -29,14 +30,12 @@ class StepPolicy {
   static constexpr size_t kWindow = 64;  // losses
   static constexpr size_t kLeast = 16;   // below which no loss is a spike
 
-  struct PastStep {
-    double loss = 0;
-    bool skipped = false;
-  };
+  using PastSteps =
+      google::protobuf::RepeatedPtrField<pb::Assignment::PastStep>;
 
   // past: the steps before, in order.
   explicit StepPolicy(const StepPolicyOptions& options = {},
-                      const std::vector<PastStep>& past = {});
+                      const PastSteps& past = {});
   // Whether the step makes its update. True for one that is not finite: the
   // job must end.
   bool accepts(double loss, double grad_norm);
@@ -44,7 +43,7 @@ class StepPolicy {
   double limit() const;
 
  private:
-  void add(const PastStep& step);
+  void add(double loss, bool skipped);
 
   const StepPolicyOptions options_;
   std::deque<double> losses_;  // of the last steps that made their update

@@ -19,16 +19,6 @@
 #include "worker/train/trainer.h"
 
 namespace remesh::train {
-namespace {
-
-std::vector<StepPolicy::PastStep> past_steps(const pb::Assignment& a) {
-  std::vector<StepPolicy::PastStep> out;
-  for (const pb::Assignment::PastStep& s : a.past_steps())
-    out.push_back({.loss = s.loss(), .skipped = s.skipped()});
-  return out;
-}
-
-}  // namespace
 
 Trainer::Trainer(pb::RankSpec spec, board::Board& board, TrainLog& log,
                  int64_t exec_ms)
@@ -40,7 +30,7 @@ Trainer::Trainer(pb::RankSpec spec, board::Board& board, TrainLog& log,
       fs_(posix_file_system()),
       step_policy_({.most_skipped = job_.train().max_skipped_steps(),
                     .spike_factor = job_.train().spike_factor()},
-                   past_steps(assignment_)),
+                   assignment_.past_steps()),
       exec_ms_(exec_ms),
       start_at_ms_(exec_ms) {}
 

@@ -63,19 +63,21 @@ TEST(StepPolicy, StepsWithoutTargetsDoNotCount) {
 TEST(StepPolicy, ContinuesAfterPastSteps) {
   const StepPolicyOptions options{.most_skipped = 2, .spike_factor = 0.5};
   StepPolicy all(options);
-  std::vector<StepPolicy::PastStep> past;
+  StepPolicy::PastSteps past;
   int skipped = 0;
   for (int i = 0; i < 300; ++i) {
-    const bool bad = i % 29 == 7 && !past.back().skipped;
+    const bool bad = i % 29 == 7 && !past.rbegin()->skipped();
     const double loss = bad ? kNan : 3 + 0.1 * (i * i % 17);
     StepPolicy here(options, past);
     ASSERT_EQ(here.limit(), all.limit()) << i;
     const bool accepted = all.accepts(loss, 1);
     ASSERT_EQ(here.accepts(loss, 1), accepted) << i;
-    past.push_back({.loss = loss, .skipped = !accepted});
+    pb::Assignment::PastStep* const step = past.Add();
+    step->set_loss(loss);
+    step->set_skipped(!accepted);
     if (!accepted) ++skipped;
     const auto updates = static_cast<size_t>(std::count_if(
-        past.begin(), past.end(), [](const auto& s) { return !s.skipped; }));
+        past.begin(), past.end(), [](const auto& s) { return !s.skipped(); }));
     if (updates > StepPolicy::kWindow) past.erase(past.begin());
   }
   EXPECT_GT(skipped, 50);
