@@ -7,6 +7,7 @@
 #include <cmath>
 #include <nlohmann/json.hpp>
 
+#include "coordinator/core/job_shape.h"
 #include "coordinator/ctl/status_view.h"
 #include "proto/base/json_output.h"
 #include "proto/base/text.h"
@@ -271,9 +272,8 @@ std::string changes_text(const SearchRequest& q, const Plan& best) {
 Json plan_json(const ClusterChoice& cluster, const Plan& p) {
   Json terms;
   for (const TermName& t : kTerms) terms[t.key] = p.cost.terms.*t.seconds;
-  const Layout& l = p.layout;
   const auto [least, most] = step_range_s(cluster, p);
-  return {{"mesh", {{"dp", l.dp}, {"pp", l.pp}, {"tp", l.tp}, {"cp", l.cp}}},
+  return {{"mesh", mesh_json(core::mesh_of(p.layout))},
           {"zero_stage", p.shape.zero_stage},
           {"zero_shard_group", p.shape.shard_group},
           {"micro_batch", p.shape.B},

@@ -53,17 +53,13 @@ int list_runs(bool json) {
   const double now = unix_seconds();
   if (json) {
     auto array = nlohmann::ordered_json::array();
-    for (const Row& r : rows) {
+    for (const Row& r : rows)
       array.push_back({{"run_dir", r.run},
                        {"state", r.state},
                        {"step", r.step},
-                       {"loss", nullptr},
-                       {"time", nullptr},
-                       {"pid", nullptr}});
-      if (r.step > 0) array.back()["loss"] = r.loss;
-      if (r.heard > 0) array.back()["time"] = r.heard;
-      if (r.pid > 0) array.back()["pid"] = r.pid;
-    }
+                       {"loss", or_null(r.step > 0, r.loss)},
+                       {"time", or_null(r.heard > 0, r.heard)},
+                       {"pid", or_null(r.pid > 0, r.pid)}});
     print_json({{"runs", std::move(array)}});
     return kExitOk;
   }

@@ -120,7 +120,7 @@ std::string plan_json(const pb::Job& job,
   const Layout& l = placement.layout;
   const planner::StepCost e = planner::predict_step(request, l);
   nlohmann::ordered_json out{
-      {"mesh", {{"dp", l.dp}, {"pp", l.pp}, {"tp", l.tp}, {"cp", l.cp}}},
+      {"mesh", mesh_json(core::mesh_of(l))},
       {"reason", placement.reason},
       {"spares", placement.spares},
       {"parameters", num_parameters(shape.model.base())},

@@ -18,17 +18,15 @@ using Json = nlohmann::ordered_json;
 
 Json settings_json(const pb::JobStatus& s) {
   const pb::Parallel& p = s.parallel();
-  Json j{{"zero_stage", p.zero_stage()},
-         {"zero_shard_group", p.zero_shard_group()},
-         {"pipeline_schedule", p.pipeline_schedule()},
-         {"pipeline_chunks", p.pipeline_chunks()},
-         {"recompute", s.recompute()},
-         {"recompute_every", s.recompute_every()}};
-  j["pinned_mesh"] = nullptr;
-  if (!s.pinned().empty()) j["pinned_mesh"] = s.pinned();
-  j["predicted_bubble"] = nullptr;
-  if (s.has_predicted_bubble()) j["predicted_bubble"] = s.predicted_bubble();
-  return j;
+  return {{"zero_stage", p.zero_stage()},
+          {"zero_shard_group", p.zero_shard_group()},
+          {"pipeline_schedule", p.pipeline_schedule()},
+          {"pipeline_chunks", p.pipeline_chunks()},
+          {"recompute", s.recompute()},
+          {"recompute_every", s.recompute_every()},
+          {"pinned_mesh", or_null(!s.pinned().empty(), s.pinned())},
+          {"predicted_bubble",
+           or_null(s.has_predicted_bubble(), s.predicted_bubble())}};
 }
 
 Json rank_json(const pb::RankStatus& r, const std::string& host) {
@@ -86,11 +84,9 @@ Json worker_json(const pb::WorkerStatus& w) {
 
 // The keys that come from the files of the run.
 void add_facts(const pb::JobStatus& s, const RunFacts& f, Json* j) {
-  (*j)["began"] = nullptr;
-  if (f.began > 0) (*j)["began"] = f.began;
-  (*j)["left_s"] = nullptr;
-  if (f.left_s >= 0 && s.state() == pb::JobStatus::RUNNING)
-    (*j)["left_s"] = f.left_s;
+  (*j)["began"] = or_null(f.began > 0, f.began);
+  (*j)["left_s"] =
+      or_null(f.left_s >= 0 && s.state() == pb::JobStatus::RUNNING, f.left_s);
   (*j)["validation"] = nullptr;
   if (f.validated)
     (*j)["validation"] = Json::parse(rundir::metrics_line(*f.validated));
@@ -105,13 +101,19 @@ Json kept_state_json(const pb::JobStatus::KeptState& k) {
   Json j{{"step", k.step()},
          {"needed_hosts", hosts},
          {"replicate_every", k.replicate_every()},
-         {"safe_step", nullptr}};
-  if (k.has_safe_step()) j["safe_step"] = k.safe_step();
+         {"safe_step", or_null(k.has_safe_step(), k.safe_step())}};
   if (k.has_kept_until()) j["kept_until"] = k.kept_until();
   return j;
 }
 
 }  // namespace
+
+Json mesh_json(const pb::Mesh& m) {
+  return {{"dp", m.dp()},
+          {"pp", m.pp()},
+          {"tp", m.tp()},
+          {"cp", std::max(1, m.cp())}};
+}
 
 Json memory_json(const MemoryUse& memory) {
   Json j;
@@ -124,15 +126,8 @@ std::string status_json(const pb::JobStatus& s, const RunFacts& facts) {
   Json j{{"job", s.job()},       {"state", rundir::state_text(s.state())},
          {"detail", s.detail()}, {"generation", s.generation()},
          {"step", s.step()},     {"steps", s.steps()}};
-  j["mesh"] = nullptr;
-  if (s.has_mesh()) {
-    j["mesh"] = Json{{"dp", s.mesh().dp()},
-                     {"pp", s.mesh().pp()},
-                     {"tp", s.mesh().tp()},
-                     {"cp", std::max(1, s.mesh().cp())}};
-  }
-  j["prediction"] = nullptr;
-  if (s.has_prediction()) j["prediction"] = s.prediction();
+  j["mesh"] = or_null(s.has_mesh(), mesh_json(s.mesh()));
+  j["prediction"] = or_null(s.has_prediction(), s.prediction());
   j["loss"] = nullptr;
   j["tokens_per_s"] = nullptr;
   j["last"] = nullptr;
@@ -144,8 +139,8 @@ std::string status_json(const pb::JobStatus& s, const RunFacts& facts) {
   j["settings"] = settings_json(s);
   j["checkpoint_step"] = s.checkpoint_step();
   add_facts(s, facts, &j);
-  j["kept_state"] = nullptr;
-  if (s.has_kept_state()) j["kept_state"] = kept_state_json(s.kept_state());
+  j["kept_state"] =
+      or_null(s.has_kept_state(), kept_state_json(s.kept_state()));
   j["run_dir"] = s.run_dir();
   j["address"] = s.address();
   j["coordinator"] = Json{{"host", s.coordinator_host()},
@@ -154,12 +149,10 @@ std::string status_json(const pb::JobStatus& s, const RunFacts& facts) {
   j["no_auth"] = s.no_auth();
   j["spares"] = s.spares();
   j["missing_slots"] = s.missing_slots();
-  j["wait_reason"] = nullptr;
-  if (s.wait_reason() != pb::JobStatus::NOTHING)
-    j["wait_reason"] =
-        enum_text(pb::JobStatus::WaitReason_Name(s.wait_reason()));
-  j["scale"] = nullptr;
-  if (s.scale() > 0) j["scale"] = s.scale();
+  j["wait_reason"] =
+      or_null(s.wait_reason() != pb::JobStatus::NOTHING,
+              enum_text(pb::JobStatus::WaitReason_Name(s.wait_reason())));
+  j["scale"] = or_null(s.scale() > 0, s.scale());
   j["cordons"] = Json::array();
   for (const pb::Cordon& c : s.cordons()) {
     j["cordons"].push_back(Json{{"host", c.host()},

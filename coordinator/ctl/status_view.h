@@ -21,6 +21,8 @@ std::string settings_text(const pb::Parallel& parallel,
 std::string state_text(const pb::JobStatus& s);
 // "journal: the disk is full, for 12.0s".
 std::string problem_text(const pb::JobStatus::Problem& problem);
+// The four degrees.
+nlohmann::ordered_json mesh_json(const pb::Mesh& mesh);
 // Bytes by purpose, and "total".
 nlohmann::ordered_json memory_json(const MemoryUse& memory);
 // For the cells of tables: "12M", "1.5G" in units of 2^20 and 2^30 bytes.

@@ -5,6 +5,7 @@
 
 #include <nlohmann/json.hpp>
 #include <string>
+#include <utility>
 
 namespace remesh {
 
@@ -19,6 +20,12 @@ enum class JsonLayout { kIndented, kOneLine };
 // UTF-8 become U+FFFD: JSON has no others, but file names and tokens do.
 std::string json_output(const nlohmann::ordered_json& object,
                         JsonLayout layout = JsonLayout::kIndented);
+
+// The value, or null if it is not known.
+inline nlohmann::ordered_json or_null(bool known,
+                                      nlohmann::ordered_json value) {
+  return known ? std::move(value) : nlohmann::ordered_json();
+}
 
 // Prints it on the standard output.
 void print_json(const nlohmann::ordered_json& object);
