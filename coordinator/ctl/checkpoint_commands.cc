@@ -2,7 +2,6 @@
 #include <fmt/format.h>
 
 #include <cstdio>
-#include <filesystem>
 #include <memory>
 #include <nlohmann/json.hpp>
 #include <set>
@@ -23,14 +22,13 @@
 #include "coordinator/server/journal.h"
 #include "parallel/jobfile/jobfile.h"
 #include "proto/base/clock.h"
+#include "proto/base/file_system.h"
 #include "proto/base/text.h"
 #include "proto/rundir/events.h"
 #include "proto/rundir/run_id.h"
 
 namespace remesh::ctl {
 namespace {
-
-namespace fs = std::filesystem;
 
 struct CheckpointOptions {
   std::string target;   // a run directory or one checkpoint
@@ -134,9 +132,8 @@ Result<int> verify(const CheckpointOptions& options) {
   auto reports = nlohmann::ordered_json::array();
   for (const std::string& path : paths) {
     const store::VerifyReport report = store::verify(*system, path);
-    std::error_code error;
     // A running job removes old checkpoints.
-    if (!report.ok && !fs::exists(path, error)) continue;
+    if (!report.ok && !path_exists(path)) continue;
     if (!report.ok) ++damaged;
     if (options.json) {
       reports.push_back({{"path", path}});

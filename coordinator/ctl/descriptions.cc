@@ -14,6 +14,7 @@
 #include "parallel/geometry/family.h"
 #include "parallel/jobfile/jobfile.h"
 #include "parallel/jobfile/local_cluster.h"
+#include "proto/base/file_system.h"
 #include "proto/base/json_reader.h"
 #include "proto/base/text.h"
 
@@ -141,10 +142,9 @@ Result<ModelChoice> parse_hf_config(const std::string& text,
 Result<std::string> description_path(const std::string& kind,
                                      const std::string& name,
                                      const std::string& alternatives) {
-  std::error_code ec;
   if (is_file(name)) {
-    if (!fs::exists(name, ec)) return not_found(name + ": no such file");
-    if (fs::is_directory(name, ec))
+    if (!path_exists(name)) return not_found(name + ": no such file");
+    if (is_folder(name))
       return invalid_argument(
           fmt::format("{}: a folder; expected {}", name, alternatives));
     return name;
@@ -153,6 +153,7 @@ Result<std::string> description_path(const std::string& kind,
   const fs::path folder = folder_of(is_study ? "studies" : kind + "s");
   const std::string extension = is_study ? ".json" : ".toml";
   std::vector<std::string> known;
+  std::error_code ec;
   for (fs::directory_iterator it(folder, ec), end; !ec && it != end;
        it.increment(ec))
     if (it->path().extension() == extension)
@@ -162,7 +163,7 @@ Result<std::string> description_path(const std::string& kind,
                                  folder.string(), ec.message()));
   if (kind == "cluster") {  // measured on this machine
     const std::string local = jobfile::local_cluster_path();
-    const bool measured = fs::exists(local, ec);
+    const bool measured = path_exists(local);
     if (name == "local" && measured) return local;
     if (name == "local")
       return not_found("nothing has been measured: run `remesh plan measure`");

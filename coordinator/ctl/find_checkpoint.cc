@@ -18,11 +18,9 @@ namespace remesh::ctl {
 namespace fs = std::filesystem;
 
 bool is_checkpoint(const std::string& path) {
-  std::error_code error;
-  if (fs::exists(path + "/" + manifest::kManifestName, error)) return true;
+  if (path_exists(path + "/" + manifest::kManifestName)) return true;
   const std::string name = fs::path(absolute_path(path)).filename();
-  return fs::is_directory(path, error) &&
-         manifest::parse_step_name(name).has_value();
+  return is_folder(path) && manifest::parse_step_name(name).has_value();
 }
 
 Result<std::string> checkpoint_folder(const std::string& run) {
@@ -45,8 +43,7 @@ Result<std::string> one_checkpoint(const std::string& target, int64_t step) {
   ASSIGN_OR_RETURN(const std::string folder, checkpoint_folder_of(target));
   if (step >= 0) {
     const std::string path = folder + "/" + manifest::step_name(step);
-    std::error_code error;
-    if (fs::is_directory(path, error)) return path;
+    if (is_folder(path)) return path;
   }
   const auto system = posix_file_system();
   ASSIGN_OR_RETURN(const auto found, manifest::scan(*system, folder));

@@ -285,7 +285,7 @@ Need shm_need(const PreflightOptions& o, const Ranks& r) {
   Need n{.what = "shared memory",
          .needed = fmt::format("{} for states", format_bytes(r.segments)),
          .fatal = true};
-  if (std::error_code error; !fs::is_directory(o.shared, error)) {
+  if (!is_folder(o.shared)) {
     n.problem = fmt::format(
         "{0} is missing: mount a tmpfs there (mount -t tmpfs tmpfs {0}), or "
         "set elastic.keep_state = false",

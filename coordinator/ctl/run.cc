@@ -274,10 +274,8 @@ class RunJob {
           manifest::step_name(newest.checkpoint_step)));
     if (newest.source == pb::Source::MEMORY)
       s.in_memory = rundir::state_text(newest);
-    std::error_code error;
     // Without its folder there is nothing to sum up or to continue.
-    if (std::filesystem::exists(run_dir_, error))
-      screen_.line(summary_text(s, screen_.style()));
+    if (path_exists(run_dir_)) screen_.line(summary_text(s, screen_.style()));
     if (!failed) return;
     std::string reason = supervisor_.reason();
     if (reason.empty()) reason = follower_->reason();
@@ -371,8 +369,7 @@ Status take_piped_job(RunOptions* o) {
   const bool standard = o->job_file == jobfile::kStandardInput;
   if (o->job_file.empty() ||
       (!standard && (std::filesystem::is_regular_file(o->job_file, error) ||
-                     std::filesystem::is_directory(o->job_file, error) ||
-                     !std::filesystem::exists(o->job_file, error))))
+                     is_folder(o->job_file) || !path_exists(o->job_file))))
     return ok_status();
   ASSIGN_OR_RETURN(const std::string text, jobfile::read_text(o->job_file));
   const int fd = memfd_create("job", MFD_CLOEXEC);

@@ -6,11 +6,11 @@
 #include <algorithm>
 #include <chrono>
 #include <cstdint>
-#include <filesystem>
 #include <thread>
 
 #include "coordinator/rundir/lines.h"
 #include "proto/base/clock.h"
+#include "proto/base/file_system.h"
 #include "proto/rundir/paths.h"
 
 namespace remesh::ctl {
@@ -63,9 +63,7 @@ class TrialRun {
   void watch() {
     const int64_t now = monotonic_ms();
     if (!began_) {
-      std::error_code ec;
-      began_ =
-          std::filesystem::exists(rundir::journal_path(options_.run_dir), ec);
+      began_ = path_exists(rundir::journal_path(options_.run_dir));
       heard_ms_ = now;
     }
     if (stopped_ms_ >= 0) {

@@ -1,17 +1,15 @@
 #include "coordinator/rundir/local_cluster.h"
 
-#include <filesystem>
-
 #include "parallel/jobfile/jobfile.h"
 #include "parallel/jobfile/local_cluster.h"
 #include "parallel/planner/placement.h"
+#include "proto/base/file_system.h"
 
 namespace remesh::rundir {
 
 Result<planner::Machine> local_core() {
   const std::string path = jobfile::local_cluster_path();
-  if (std::error_code ec; path.empty() || !std::filesystem::exists(path, ec))
-    return planner::reference_core();
+  if (path.empty() || !path_exists(path)) return planner::reference_core();
   pb::Cluster cluster;
   RETURN_IF_ERROR(jobfile::load_description(path, &cluster));
   return planner::machine_of(cluster);

@@ -24,6 +24,7 @@
 #include "proto/base/clock.h"
 #include "proto/base/descriptor.h"
 #include "proto/base/entries.h"
+#include "proto/base/file_system.h"
 #include "proto/base/keyed_hash.h"
 #include "proto/base/process.h"
 #include "proto/base/rng.h"
@@ -258,10 +259,9 @@ void point_latest(const std::string& dump_folder, const std::string& run) {
 
 // A job.toml may also be the user's own.
 bool is_run(const std::string& path) {
-  std::error_code error;
-  if (fs::exists(endpoint_path(path), error)) return true;
-  if (!fs::exists(job_path(path), error)) return false;
-  if (fs::exists(journal_path(path), error)) return true;
+  if (path_exists(endpoint_path(path))) return true;
+  if (!path_exists(job_path(path))) return false;
+  if (path_exists(journal_path(path))) return true;
   const auto text = read_file(job_path(path));
   return text.ok() && jobfile::is_written_by_run(*text);
 }
@@ -352,20 +352,14 @@ Result<std::string> newest_run(const std::string& dump_folder,
 
 namespace {
 
-bool has_metrics(const std::string& run) {
-  std::error_code error;
-  return fs::exists(metrics_path(run), error);
-}
-
 std::string not_a_run(const std::string& path) {
-  std::error_code error;
-  if (fs::exists(job_path(path), error))
+  if (path_exists(job_path(path)))
     return fmt::format(
         "{}: not a run directory (its job.toml is a job file, not that of a "
         "run); to start a run of it: remesh run {}",
         path, shell_quoted(job_path(path)));
   return path + ": not a run directory (it has no job.toml)" +
-         (has_metrics(path)
+         (path_exists(metrics_path(path))
               ? "; to continue it with its job file: remesh run JOB --resume "
                 "--run-dir " +
                     typed_path(path)
@@ -398,7 +392,7 @@ Result<std::string> choose_run(const std::string& dump_folder,
                                const std::string& given, bool resume,
                                double unix_s) {
   if (!given.empty() && resume && !is_run(absolute_path(given)) &&
-      !has_metrics(absolute_path(given))) {
+      !path_exists(metrics_path(absolute_path(given)))) {
     return not_found("nothing to resume: " + not_a_run(absolute_path(given)));
   }
   if (!given.empty()) {
@@ -443,7 +437,7 @@ Result<std::string> find_run(const std::string& named) {
   std::error_code error;
   if (!fs::exists(job_path(path), error) && error)  // it may be a run
     return errno_error(path, error.value());
-  if (!fs::exists(path, error)) return not_found(path + ": no such run");
+  if (!path_exists(path)) return not_found(path + ": no such run");
   return not_found(not_a_run(path));
 }
 

@@ -186,6 +186,16 @@ std::string real_path(const std::string& path) {
   return error ? absolute_path(path) : real.string();
 }
 
+bool path_exists(const std::string& path) {
+  std::error_code unknown;
+  return std::filesystem::exists(path, unknown);
+}
+
+bool is_folder(const std::string& path) {
+  std::error_code unknown;
+  return std::filesystem::is_directory(path, unknown);
+}
+
 bool is_at(int fd, const std::string& path) {
   struct stat open {
   }, there{};

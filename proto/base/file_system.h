@@ -122,6 +122,10 @@ std::string absolute_path(const std::string& path);
 // What links lead to resolved, or, where that is not possible, as
 // absolute_path().
 std::string real_path(const std::string& path);
+// Whether something, or a folder, is there, at the end of links; false if that
+// cannot be found out.
+bool path_exists(const std::string& path);
+bool is_folder(const std::string& path);
 // Whether the open file is what is at `path`, and not one that was removed or
 // replaced there.
 bool is_at(int fd, const std::string& path);

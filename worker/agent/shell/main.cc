@@ -3,12 +3,12 @@
 
 #include <CLI/CLI.hpp>
 #include <cstdio>
-#include <filesystem>
 #include <string>
 #include <system_error>
 
 #include "checkpoint/memory/state_info.h"
 #include "proto/base/exit_code.h"
+#include "proto/base/file_system.h"
 #include "proto/base/json_output.h"
 #include "proto/base/process.h"
 #include "proto/base/sharing.h"
@@ -124,7 +124,7 @@ void add_clean_options(CLI::App& app, CleanOptions* o) {
 int clean(const CleanOptions& o, const std::string& state_folder) {
   const std::string shared =
       state_folder.empty() ? kSharedMemory : state_folder;
-  if (std::error_code error; !std::filesystem::is_directory(shared, error)) {
+  if (!is_folder(shared)) {
     print_error(fmt::format(
         "remesh-worker: --state-folder {}: no such folder\n", shared));
     return kExitNotFound;
