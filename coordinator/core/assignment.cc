@@ -61,13 +61,9 @@ pb::Assignment assign(const Recovery::Decision& decision,
   a.mutable_microbatches()->Assign(placement.shares.begin(),
                                    placement.shares.end());
   const auto threads = static_cast<int>(job.train().threads());
-  for (const planner::RankPlace& p : placement.ranks) {
-    pb::RankPlace* rank = a.add_ranks();
-    rank->set_rank(p.rank);
-    rank->set_worker(p.worker);
-    rank->set_local_slot(p.local_slot);
-    rank->set_threads(threads > 0 ? threads : p.threads);
-  }
+  a.mutable_ranks()->Assign(placement.ranks.begin(), placement.ranks.end());
+  if (threads > 0)
+    for (pb::RankPlace& p : *a.mutable_ranks()) p.set_threads(threads);
   *a.mutable_job() = in.shape ? job_on(job, *in.shape, placement.layout) : job;
   a.set_run_dir(in.options.run_dir);
   if (!in.options.data_id.empty()) a.set_data_id(in.options.data_id);
@@ -75,7 +71,7 @@ pb::Assignment assign(const Recovery::Decision& decision,
   if (decision.rescue) a.set_rescue(true);
   if (!placement.ranks.empty())
     a.set_build(
-        view.roster.members().at(placement.ranks[0].worker).report.build());
+        view.roster.members().at(placement.ranks[0].worker()).report.build());
   if (in.policy.wants_hardware() &&
       !view.times->knows_link(hosts_of(placement, view.roster)))
     a.set_measure_link(true);

@@ -116,11 +116,8 @@ planner::PlacementRequest MeshPolicy::request(const ClusterView& view,
     r.max_slots = view.durable.mesh_request().scale();
     r.scaled = true;
   }
-  for (const pb::RankPlace& p : view.durable.assignment().ranks())
-    r.previous.push_back({.rank = p.rank(),
-                          .worker = p.worker(),
-                          .local_slot = p.local_slot(),
-                          .threads = p.threads()});
+  const auto& previous = view.durable.assignment().ranks();
+  r.previous.assign(previous.begin(), previous.end());
   planner::match_hosts(&r);
   return r;
 }
@@ -170,10 +167,7 @@ std::optional<planner::Placement> MeshPolicy::place_as_before(
         m->report.build() != a.build() ||
         is_set_aside(view, m->report.host(), p.worker(), /*everyone=*/true))
       return std::nullopt;
-    out.ranks.push_back({.rank = p.rank(),
-                         .worker = p.worker(),
-                         .local_slot = p.local_slot(),
-                         .threads = p.threads()});
+    out.ranks.push_back(p);
   }
   return out;
 }
@@ -181,15 +175,8 @@ std::optional<planner::Placement> MeshPolicy::place_as_before(
 bool MeshPolicy::stays_on(const ClusterView& view,
                           const planner::Placement& placement) const {
   pb::Durable after = view.durable;
-  auto* ranks = after.mutable_assignment()->mutable_ranks();
-  ranks->Clear();
-  for (const planner::RankPlace& p : placement.ranks) {
-    pb::RankPlace* out = ranks->Add();
-    out->set_rank(p.rank);
-    out->set_worker(p.worker);
-    out->set_local_slot(p.local_slot);
-    out->set_threads(p.threads);
-  }
+  after.mutable_assignment()->mutable_ranks()->Assign(placement.ranks.begin(),
+                                                      placement.ranks.end());
   const auto next = place(ClusterView{.roster = view.roster,
                                       .durable = after,
                                       .now_ms = view.now_ms,
@@ -198,7 +185,7 @@ bool MeshPolicy::stays_on(const ClusterView& view,
          std::equal(next->ranks.begin(), next->ranks.end(),
                     placement.ranks.begin(), placement.ranks.end(),
                     [](const auto& a, const auto& b) {
-                      return a.rank == b.rank && a.worker == b.worker;
+                      return a.rank() == b.rank() && a.worker() == b.worker();
                     });
 }
 
@@ -358,7 +345,7 @@ std::optional<MeshPolicy::MeshChange> MeshPolicy::change_for_search(
       to->insert(m->report.host());
   };
   for (const pb::RankPlace& p : d.assignment().ranks()) add(p.worker(), &here);
-  for (const planner::RankPlace& p : placed->ranks) add(p.worker, &next);
+  for (const pb::RankPlace& p : placed->ranks) add(p.worker(), &next);
   if (here == next) return std::nullopt;
   return MeshChange{.why = search_text(d.host_faults().link_search())};
 }

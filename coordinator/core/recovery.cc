@@ -453,11 +453,11 @@ std::optional<Recovery::Option> Recovery::rescue(const Candidates& candidates,
   const auto before = in.policy.place_as_before(in.view);
   const bool cordoned =
       before && std::any_of(before->ranks.begin(), before->ranks.end(),
-                            [&](const planner::RankPlace& p) {
+                            [&](const pb::RankPlace& p) {
                               const auto* m =
-                                  in.view.roster.find_alive(p.worker);
+                                  in.view.roster.find_alive(p.worker());
                               return is_cordoned(in.view.durable.host_faults(),
-                                                 m->report.host(), p.worker);
+                                                 m->report.host(), p.worker());
                             });
   if (!cordoned)
     if (auto found = try_placement(before)) return found;

@@ -14,8 +14,8 @@ namespace remesh::core {
 std::set<std::string> hosts_of(const planner::Placement& placement,
                                const Roster& roster) {
   std::set<std::string> hosts;
-  for (const planner::RankPlace& p : placement.ranks)
-    hosts.insert(roster.members().at(p.worker).report.host());
+  for (const pb::RankPlace& p : placement.ranks)
+    hosts.insert(roster.members().at(p.worker()).report.host());
   return hosts;
 }
 

@@ -121,18 +121,18 @@ Ranks ranks_of(const PreflightOptions& o) {
   }
   out.mesh = placed->layout.to_string();
   out.count = placed->layout.world();
-  for (const planner::RankPlace& p : placed->ranks) {
+  for (const pb::RankPlace& p : placed->ranks) {
     const auto threads = static_cast<int>(o.job.train().threads());
-    out.threads += threads > 0 ? threads : p.threads;
+    out.threads += threads > 0 ? threads : p.threads();
     if (!shape) continue;
     const uint64_t all =
-        planner::predict_memory(*shape, placed->layout, p.rank).total() +
-        planner::predict_save(*shape, placed->layout, p.rank) +
+        planner::predict_memory(*shape, placed->layout, p.rank()).total() +
+        planner::predict_save(*shape, placed->layout, p.rank()) +
         planner::kernel_workspace(*shape, placed->layout,
-                                  threads > 0 ? threads : p.threads);
+                                  threads > 0 ? threads : p.threads());
     const uint64_t shared =
         o.job.elastic().keep_state()
-            ? planner::predict_segments(*shape, placed->layout, p.rank)
+            ? planner::predict_segments(*shape, placed->layout, p.rank())
             : 0;
     out.memory += all - std::min(all, shared) + kRankBaseBytes;
     out.segments += shared;

@@ -75,9 +75,9 @@ struct Host {
 // ones by name.
 std::vector<Host> host_order(const PlacementRequest& q) {
   std::map<std::string, int> first;  // previous rank, by worker
-  for (const RankPlace& p : q.previous) {
-    const auto [it, fresh] = first.emplace(p.worker, p.rank);
-    if (!fresh) it->second = std::min(it->second, p.rank);
+  for (const pb::RankPlace& p : q.previous) {
+    const auto [it, fresh] = first.emplace(p.worker(), p.rank());
+    if (!fresh) it->second = std::min(it->second, p.rank());
   }
   std::map<std::string, Host> by_name;
   for (const WorkerSlots& w : q.workers) {
@@ -166,7 +166,7 @@ double rank_memory(const PlacementRequest& q, const geometry::Layout& l) {
     memory[w.host] = std::max(memory[w.host], w.memory_bytes);
   }
   std::map<std::string, double> ranks;
-  for (const RankPlace& p : place_ranks(q, l)) ++ranks[host_of[p.worker]];
+  for (const pb::RankPlace& p : place_ranks(q, l)) ++ranks[host_of[p.worker()]];
   double least = 0;
   for (const auto& [host, n] : ranks) {
     const double share = static_cast<double>(memory[host]) / n;
@@ -181,17 +181,17 @@ namespace {
 // of all hosts.
 std::vector<double> replica_speeds(const PlacementRequest& q,
                                    const geometry::Layout& l,
-                                   const std::vector<RankPlace>& places) {
+                                   const std::vector<pb::RankPlace>& places) {
   std::map<std::string, const WorkerSlots*> workers;
   for (const WorkerSlots& w : q.workers) workers[w.worker] = &w;
   std::vector<double> speeds(static_cast<size_t>(l.dp), 0);
-  for (const RankPlace& p : places) {
-    const WorkerSlots& w = *workers.at(p.worker);
+  for (const pb::RankPlace& p : places) {
+    const WorkerSlots& w = *workers.at(p.worker());
     if (!w.core) return {};
     const int threads =
-        q.threads > 0 ? std::min(q.threads, p.threads) : p.threads;
+        q.threads > 0 ? std::min(q.threads, p.threads()) : p.threads();
     const double rate = threads * gemm_flops(q, *w.core);
-    double& slowest = speeds[static_cast<size_t>(l.coord(p.rank).dp)];
+    double& slowest = speeds[static_cast<size_t>(l.coord(p.rank()).dp)];
     slowest = slowest == 0 ? rate : std::min(slowest, rate);
   }
   return speeds;
@@ -200,7 +200,7 @@ std::vector<double> replica_speeds(const PlacementRequest& q,
 }  // namespace
 
 geometry::Shares shares_on(const PlacementRequest& q, const geometry::Layout& l,
-                           const std::vector<RankPlace>& places) {
+                           const std::vector<pb::RankPlace>& places) {
   if (!q.by_speed || !q.shape || l.dp == 1) return {};
   const std::vector<double> speeds = replica_speeds(q, l, places);
   return speeds.empty() ? geometry::Shares{}
@@ -213,7 +213,7 @@ StepCost predict_step(const PlacementRequest& q, const geometry::Layout& l) {
   Machine m = rank_machine(q, l.world());
   JobShape shape = *q.shape;
   if (q.by_speed && l.dp > 1) {
-    const std::vector<RankPlace> places = place_ranks(q, l);
+    const std::vector<pb::RankPlace> places = place_ranks(q, l);
     shape.shares = shares_on(q, l, places);
     if (!shape.shares.empty()) {
       const auto speeds = replica_speeds(q, l, places);

@@ -32,7 +32,7 @@ double rank_memory(const PlacementRequest& request,
 // even without request.by_speed, a shape, or a measured core of every host.
 geometry::Shares shares_on(const PlacementRequest& request,
                            const geometry::Layout& layout,
-                           const std::vector<RankPlace>& places);
+                           const std::vector<pb::RankPlace>& places);
 
 // A step by the cost model. REQUIRES: the request has a shape that admits the
 // layout, and slots for it.

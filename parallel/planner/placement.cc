@@ -128,7 +128,7 @@ Result<Placement> place_mesh(const PlacementRequest& given) {
   placement.ranks = place_ranks(request, choice.layout);
   placement.spares = static_cast<int>(offered - choice.layout.world());
   std::set<std::string> used;
-  for (const RankPlace& p : placement.ranks) used.insert(p.worker);
+  for (const pb::RankPlace& p : placement.ranks) used.insert(p.worker());
   placement.reason =
       fmt::format("{}: {} of {} on {}", placement.layout.to_string(),
                   placement.layout.world(), plural(offered, "slot"),

@@ -31,6 +31,17 @@
 #include "parallel/planner/description.h"
 #include "parallel/planner/shape.h"
 #include "proto/base/status.h"
+#include "proto/control.pb.h"
+
+namespace remesh::pb {
+
+// Of a PlacementRequest, and for tests.
+inline bool operator==(const RankPlace& a, const RankPlace& b) {
+  return a.rank() == b.rank() && a.worker() == b.worker() &&
+         a.local_slot() == b.local_slot() && a.threads() == b.threads();
+}
+
+}  // namespace remesh::pb
 
 namespace remesh::planner {
 
@@ -53,15 +64,6 @@ struct Degrees {
   int pp = -1;
   int cp = -1;
   friend bool operator==(const Degrees&, const Degrees&) = default;
-};
-
-// Where one rank runs.
-struct RankPlace {
-  int rank = 0;
-  std::string worker;
-  int local_slot = 0;  // 0 .. slots-1 of that worker, each at most once
-  int threads = 1;     // compute threads the rank may use
-  friend bool operator==(const RankPlace&, const RankPlace&) = default;
 };
 
 // What a step took on a mesh.
@@ -91,7 +93,7 @@ struct PlacementRequest {
   bool scaled = false;  // max_slots comes from `remesh scale`
   // The previous generation's places, for stability; may be empty, and may
   // name workers that have left.
-  std::vector<RankPlace> previous;
+  std::vector<pb::RankPlace> previous;
   // What the job requires of a mesh. Without it any layout is accepted, and
   // model axes whose degree is to be chosen get 1.
   std::optional<JobShape> shape;
@@ -105,10 +107,10 @@ struct PlacementRequest {
 
 struct Placement {
   geometry::Layout layout;
-  std::vector<RankPlace> ranks;  // by rank, world() of them
-  geometry::Shares shares;       // of the microbatches; empty: even
-  int spares = 0;                // slots left unused
-  std::string reason;            // one line for people
+  std::vector<pb::RankPlace> ranks;  // by rank, world() of them
+  geometry::Shares shares;           // of the microbatches; empty: even
+  int spares = 0;                    // slots left unused
+  std::string reason;                // one line for people
   // By the cost model: "predicted 0.4 s a step, ..."; "" if it had no choice.
   std::string prediction;
 };

@@ -24,9 +24,9 @@ class RankPlacer {
         places_(static_cast<size_t>(layout.world())),
         seats_(places_.size()) {
     std::map<std::string, int> turn;  // first previous rank by worker
-    for (const RankPlace& p : q.previous) {
-      const auto [it, is_new] = turn.emplace(p.worker, p.rank);
-      if (!is_new) it->second = std::min(it->second, p.rank);
+    for (const pb::RankPlace& p : q.previous) {
+      const auto [it, is_new] = turn.emplace(p.worker(), p.rank());
+      if (!is_new) it->second = std::min(it->second, p.rank());
     }
     const auto turn_of = [&](const WorkerSlots& w) {
       const auto it = turn.find(w.worker);
@@ -57,17 +57,17 @@ class RankPlacer {
     }
   }
 
-  std::vector<RankPlace> run(const std::vector<RankPlace>& previous) {
+  std::vector<pb::RankPlace> run(const std::vector<pb::RankPlace>& previous) {
     if (previous.size() == places_.size()) keep(previous);
     const int tp = layout_.tp;
     for (int first = 0; first < layout_.world(); first += tp)
       fill_group(first, first + tp);
     // The ranks of a host share its cores evenly.
-    for (RankPlace& p : places_) {
-      const Host& h = host_of(p.rank);
-      p.threads = std::max(1, h.cores / h.ranks);
+    for (pb::RankPlace& p : places_) {
+      const Host& h = host_of(p.rank());
+      p.set_threads(std::max(1, h.cores / h.ranks));
     }
-    return places_;
+    return std::move(places_);
   }
 
  private:
@@ -80,7 +80,7 @@ class RankPlacer {
   };
 
   bool vacant(int rank) const {
-    return places_[static_cast<size_t>(rank)].worker.empty();
+    return places_[static_cast<size_t>(rank)].worker().empty();
   }
   Host& host_of(int rank) {
     return hosts_[host_of_[seats_[static_cast<size_t>(rank)].first]];
@@ -89,20 +89,21 @@ class RankPlacer {
     seats_[static_cast<size_t>(rank)] = s;
     CHECK(host_of(rank).free.erase(s) == 1);
     ++host_of(rank).ranks;
-    places_[static_cast<size_t>(rank)] = {.rank = rank,
-                                          .worker = workers_[s.first].worker,
-                                          .local_slot = s.second};
+    pb::RankPlace& place = places_[static_cast<size_t>(rank)];
+    place.set_rank(rank);
+    place.set_worker(workers_[s.first].worker);
+    place.set_local_slot(s.second);
   }
 
   // Every worker that is still present gets its previous ranks.
-  void keep(const std::vector<RankPlace>& previous) {
-    for (const RankPlace& p : previous) {
-      const auto it = index_.find(p.worker);
-      if (p.rank < 0 || p.rank >= layout_.world() || !vacant(p.rank) ||
+  void keep(const std::vector<pb::RankPlace>& previous) {
+    for (const pb::RankPlace& p : previous) {
+      const auto it = index_.find(p.worker());
+      if (p.rank() < 0 || p.rank() >= layout_.world() || !vacant(p.rank()) ||
           it == index_.end())
         continue;
-      const Seat s{it->second, p.local_slot};
-      if (hosts_[host_of_[s.first]].free.count(s) == 1) seat(p.rank, s);
+      const Seat s{it->second, p.local_slot()};
+      if (hosts_[host_of_[s.first]].free.count(s) == 1) seat(p.rank(), s);
     }
   }
 
@@ -142,8 +143,8 @@ class RankPlacer {
   }
 
   geometry::Layout layout_;
-  std::vector<RankPlace> places_;  // by rank; vacant while worker is ""
-  std::vector<Seat> seats_;        // by rank
+  std::vector<pb::RankPlace> places_;  // by rank; vacant while worker is ""
+  std::vector<Seat> seats_;            // by rank
   std::vector<WorkerSlots> workers_;
   std::vector<Host> hosts_;      // in order, some may be full
   std::vector<size_t> host_of_;  // by worker
@@ -152,8 +153,8 @@ class RankPlacer {
 
 }  // namespace
 
-std::vector<RankPlace> place_ranks(const PlacementRequest& q,
-                                   const geometry::Layout& layout) {
+std::vector<pb::RankPlace> place_ranks(const PlacementRequest& q,
+                                       const geometry::Layout& layout) {
   return RankPlacer(q, layout).run(q.previous);
 }
 

@@ -48,8 +48,8 @@ JobShape shape_with(const JobShape& job, const Setting& s) {
 // What the rank with fewest gets of its host's cores.
 int threads_of(const PlacementRequest& q, const Layout& l) {
   int least = std::numeric_limits<int>::max();
-  for (const planner::RankPlace& p : planner::place_ranks(q, l))
-    least = std::min(least, p.threads);
+  for (const pb::RankPlace& p : planner::place_ranks(q, l))
+    least = std::min(least, p.threads());
   return least;
 }
 
@@ -219,9 +219,9 @@ Result<Space> make_space(const SpaceRequest& request) {
               .zero_stage = q.shape->zero_stage,
               .threads = request.threads};
   if (own.threads < 1) {
-    own.threads = placed.ranks.front().threads;
-    for (const planner::RankPlace& r : placed.ranks)
-      own.threads = std::min(own.threads, r.threads);
+    own.threads = placed.ranks.front().threads();
+    for (const pb::RankPlace& r : placed.ranks)
+      own.threads = std::min(own.threads, r.threads());
   }
   int64_t slots = 0;
   for (const planner::WorkerSlots& w : q.workers) slots += w.slots;

@@ -69,12 +69,12 @@ TEST(MeshPolicy, NeverMixesBuildsAndChoosesTheOneWithTheMostSlots) {
   f.hear(of_build("c", "2"));
   const auto placed = f.policy.place(f.view());
   ASSERT_EQ(world(placed), 2);
-  EXPECT_EQ(placed->ranks[0].worker, "b");
-  EXPECT_EQ(placed->ranks[1].worker, "c");
+  EXPECT_EQ(placed->ranks[0].worker(), "b");
+  EXPECT_EQ(placed->ranks[1].worker(), "c");
   const auto old = f.policy.place_on(f.view(), "1", {"host-a", "host-b"}, 0);
   ASSERT_TRUE(old);
   ASSERT_EQ(old->ranks.size(), 1U) << "where the state of the older build is";
-  EXPECT_EQ(old->ranks[0].worker, "a");
+  EXPECT_EQ(old->ranks[0].worker(), "a");
 }
 
 TEST(MeshPolicy, KeepsTheRunningBuildAmongEqualOnes) {
@@ -86,7 +86,7 @@ TEST(MeshPolicy, KeepsTheRunningBuildAmongEqualOnes) {
     const auto placed = f.policy.place(f.view());
     ASSERT_EQ(world(placed), 1);
     EXPECT_EQ(f.policy.builds(f.view(), false).front(), running_build);
-    EXPECT_EQ(placed->ranks[0].worker, *running_build == '1' ? "a" : "b");
+    EXPECT_EQ(placed->ranks[0].worker(), *running_build == '1' ? "a" : "b");
   }
 }
 
@@ -96,7 +96,7 @@ TEST(MeshPolicy, WorkersThatLeaveGetNoRanks) {
   f.roster.drain("b");
   const auto placed = f.policy.place(f.view());
   ASSERT_EQ(world(placed), 1);
-  EXPECT_EQ(placed->ranks[0].worker, "a");
+  EXPECT_EQ(placed->ranks[0].worker(), "a");
 }
 
 // A model of which a core does `tflops`, on hosts with a slow network.
@@ -239,7 +239,7 @@ TEST(MeshPolicy, ASmallerMeshThatWasFasterIsUsedAgain) {
   ASSERT_TRUE(placed.ok());
   EXPECT_EQ(placed->layout, dp2);
   for (const auto& p : placed->ranks)
-    EXPECT_TRUE(fast.contains("host-" + p.worker)) << p.worker;
+    EXPECT_TRUE(fast.contains("host-" + p.worker())) << p.worker();
   EXPECT_NE(placed->reason.find("2 spares (dp4 is slower: 2 s a step)"),
             std::string::npos)
       << placed->reason;
@@ -261,7 +261,7 @@ TEST(MeshPolicy, CordonedHostsGetNoRanks) {
          f.durable.mutable_host_faults());
   const auto placed = f.policy.place(f.view());
   ASSERT_EQ(world(placed), 1);
-  EXPECT_EQ(placed->ranks[0].worker, "a");
+  EXPECT_EQ(placed->ranks[0].worker(), "a");
   EXPECT_FALSE(f.policy.wanted_change(f.view(1000), 0));
   cordon({.host = "host-a"}, {.what = "too"}, 0,
          f.durable.mutable_host_faults());
@@ -300,9 +300,12 @@ TEST(MeshPolicy, StaysWhereTheNextMeshWouldBe) {
   Fixture f;
   f.hear_all({"a", "b", "c"});
   f.durable.mutable_mesh_request()->set_scale(2);
-  const planner::Placement there{
-      .layout = {.dp = 2},
-      .ranks = {{.rank = 0, .worker = "b"}, {.rank = 1, .worker = "c"}}};
+  planner::Placement there{.layout = {.dp = 2}};
+  for (const char* worker : {"b", "c"}) {
+    pb::RankPlace& p = there.ranks.emplace_back();
+    p.set_rank(static_cast<int>(there.ranks.size()) - 1);
+    p.set_worker(worker);
+  }
   EXPECT_TRUE(f.policy.stays_on(f.view(), there));
   f.durable.mutable_mesh_request()->set_scale(1);
   EXPECT_FALSE(f.policy.stays_on(f.view(), there)) << "a smaller one is wanted";

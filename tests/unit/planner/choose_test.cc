@@ -448,7 +448,7 @@ TEST(Choose, AHostWithLittleMemoryKeepsNoOtherFromItsMesh) {
       ASSERT_TRUE(placed.ok()) << placed.status().message();
       EXPECT_EQ(placed->layout, (Layout{.dp = 4}));
       EXPECT_EQ(placed->spares, 4);
-      for (const RankPlace& p : placed->ranks) EXPECT_EQ(p.worker, "b");
+      for (const pb::RankPlace& p : placed->ranks) EXPECT_EQ(p.worker(), "b");
       EXPECT_NE(placed->reason.find("a-small not used: too little memory"),
                 std::string::npos)
           << placed->reason;

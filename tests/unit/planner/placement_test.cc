@@ -87,16 +87,16 @@ TEST_F(PlacementProperty, EveryRankHasOneSeatAndNoSeatTwoRanks) {
     for (const auto& w : q.workers)
       cores[w.host] = std::max(cores[w.host], w.cores);
     for (size_t r = 0; r < d.ranks.size(); ++r) {
-      const RankPlace& p = d.ranks[r];
-      EXPECT_EQ(p.rank, static_cast<int>(r));
-      EXPECT_GE(p.local_slot, 0);
-      EXPECT_LT(p.local_slot, worker(q, p.worker).slots);
-      EXPECT_TRUE(seats.insert({p.worker, p.local_slot}).second);
-      ++on_host[worker(q, p.worker).host];
+      const pb::RankPlace& p = d.ranks[r];
+      EXPECT_EQ(p.rank(), static_cast<int>(r));
+      EXPECT_GE(p.local_slot(), 0);
+      EXPECT_LT(p.local_slot(), worker(q, p.worker()).slots);
+      EXPECT_TRUE(seats.insert({p.worker(), p.local_slot()}).second);
+      ++on_host[worker(q, p.worker()).host];
     }
-    for (const RankPlace& p : d.ranks) {
-      const std::string& h = worker(q, p.worker).host;
-      EXPECT_EQ(p.threads, std::max(1, cores[h] / on_host[h]));
+    for (const pb::RankPlace& p : d.ranks) {
+      const std::string& h = worker(q, p.worker()).host;
+      EXPECT_EQ(p.threads(), std::max(1, cores[h] / on_host[h]));
     }
     EXPECT_EQ(d.spares, slots_of(q) - d.layout.world());
   });
@@ -169,9 +169,9 @@ TEST_F(PlacementProperty, WhenAWorkerIsReplacedOnlyItsRanksMove) {
     ASSERT_TRUE(next.ok());
     ASSERT_EQ(next->layout, d.layout);
     for (size_t r = 0; r < d.ranks.size(); ++r) {
-      if (d.ranks[r].worker == old_name) continue;
-      EXPECT_EQ(next->ranks[r].worker, d.ranks[r].worker);
-      EXPECT_EQ(next->ranks[r].local_slot, d.ranks[r].local_slot);
+      if (d.ranks[r].worker() == old_name) continue;
+      EXPECT_EQ(next->ranks[r].worker(), d.ranks[r].worker());
+      EXPECT_EQ(next->ranks[r].local_slot(), d.ranks[r].local_slot());
     }
   });
 }
@@ -186,7 +186,7 @@ TEST_F(PlacementProperty, WhenWorkersJoinThoseThereKeepTheirRanks) {
     for (size_t r = 0; r < d.ranks.size(); ++r) {
       // Unless a worker that is there had spare slots, which fill first.
       if (d.spares > 0) continue;
-      EXPECT_EQ(next->ranks[r].worker, d.ranks[r].worker);
+      EXPECT_EQ(next->ranks[r].worker(), d.ranks[r].worker());
     }
   });
 }
@@ -204,7 +204,7 @@ TEST_F(PlacementProperty, AsManyTensorGroupsSitOnOneHostAsCan) {
     for (size_t g = 0; g < groups; ++g) {
       std::set<std::string> hosts;
       for (size_t t = 0; t < tp; ++t)
-        hosts.insert(worker(q, d.ranks.at(g * tp + t).worker).host);
+        hosts.insert(worker(q, d.ranks.at(g * tp + t).worker()).host);
       if (hosts.size() == 1) ++whole;
     }
     EXPECT_EQ(whole, std::min(can, static_cast<int>(groups)));
@@ -216,9 +216,9 @@ TEST_F(PlacementProperty, AWorkersRanksAreContiguousInAFreshMesh) {
     if (d.layout.tp > 1 || !q.previous.empty()) return;
     std::set<std::string> left;
     for (size_t r = 1; r < d.ranks.size(); ++r) {
-      if (d.ranks[r].worker == d.ranks[r - 1].worker) continue;
-      EXPECT_TRUE(left.insert(d.ranks[r - 1].worker).second);
-      EXPECT_EQ(left.count(d.ranks[r].worker), 0U);
+      if (d.ranks[r].worker() == d.ranks[r - 1].worker()) continue;
+      EXPECT_TRUE(left.insert(d.ranks[r - 1].worker()).second);
+      EXPECT_EQ(left.count(d.ranks[r].worker()), 0U);
     }
   });
 }
@@ -232,18 +232,16 @@ TEST(Placement, SaysWhatItChoseAndWhy) {
   auto d = place_mesh(q);
   ASSERT_TRUE(d.ok());
   EXPECT_EQ(d->reason, "dp3: 3 of 3 slots on 2 workers");
-  EXPECT_EQ(
-      d->ranks[0],
-      (RankPlace{.rank = 0, .worker = "a", .local_slot = 0, .threads = 1}));
-  EXPECT_EQ(
-      d->ranks[2],
-      (RankPlace{.rank = 2, .worker = "b", .local_slot = 1, .threads = 1}));
+  EXPECT_EQ(d->ranks[0].ShortDebugString(),
+            R"(rank: 0 worker: "a" local_slot: 0 threads: 1)");
+  EXPECT_EQ(d->ranks[2].ShortDebugString(),
+            R"(rank: 2 worker: "b" local_slot: 1 threads: 1)");
   q.max_slots = 2;
   d = place_mesh(q);
   EXPECT_EQ(d->reason,
             "dp2: 2 of 3 slots on 2 workers, 1 spare "
             "(elastic.max_slots = 2)");
-  EXPECT_EQ(d->ranks[0].threads, 2);
+  EXPECT_EQ(d->ranks[0].threads(), 2);
   q.max_slots = -1;
   q.microbatches = 1;
   EXPECT_EQ(place_mesh(q)->reason,
