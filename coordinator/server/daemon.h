@@ -31,8 +31,8 @@ struct DaemonOptions {
   pb::Job job;                   // resolved
   std::vector<std::string> set;  // the overrides that `job` was loaded with
   std::string run_dir;           // absolute; created if it does not exist
-  std::string bind;       // tcp://HOST:PORT; port 0: that of the previous
-                          // coordinator if it is free, else any free one
+  // Port 0: that of the previous coordinator if it is free, else any free one.
+  std::string bind = "tcp://127.0.0.1:0";
   std::string advertise;  // HOST or HOST:PORT for workers; "": as bound
   bool resume = false;
   bool accept_edits = false;  // of job.toml in the run directory, by hand

@@ -6,7 +6,7 @@
 #include <CLI/CLI.hpp>
 #include <cstdio>
 #include <string>
-#include <vector>
+#include <utility>
 
 #include "coordinator/rundir/job_files.h"
 #include "coordinator/rundir/local_cluster.h"
@@ -52,50 +52,43 @@ was not given; 5 a file or run does not exist; 75 restart the daemon.)";
 
 struct Arguments {
   std::string job_file;
-  std::string run_dir;
-  std::string bind = "tcp://127.0.0.1:0";
-  std::string advertise;
   std::string group;
-  std::vector<std::string> set;
-  bool resume = false;
-  bool accept_edits = false;
-  bool no_auth = false;
-  bool make_keys = false;
-  bool verbose = false;
+  DaemonOptions daemon;
 };
 
 void declare(CLI::App& app, Arguments* a) {
+  DaemonOptions& o = a->daemon;
   app.footer(kFooter);
   app.add_option("JOB", a->job_file,
                  "Job file (TOML). May be left out if --run-dir is a run");
-  app.add_option("--run-dir", a->run_dir,
+  app.add_option("--run-dir", o.run_dir,
                  "Run directory; must be visible to all workers. Default: a "
                  "new one below job.dump_folder; with --resume, the newest");
-  app.add_flag("--resume", a->resume,
+  app.add_flag("--resume", o.resume,
                "Continue a run that ended from its newest state");
   app.add_flag(
-      "--accept-edits", a->accept_edits,
+      "--accept-edits", o.accept_edits,
       "Take what somebody has edited in job.toml of the run directory");
-  app.add_option("--bind", a->bind,
+  app.add_option("--bind", o.bind,
                  "Address to listen on; ipc:///PATH for no port")
       ->capture_default_str();
-  app.add_option("--advertise", a->advertise,
+  app.add_option("--advertise", o.advertise,
                  "HOST or HOST:PORT that workers connect to, if it differs "
                  "from --bind");
   app.add_option("--group", a->group,
                  "Group that may read the run directory, and write logs and "
                  "checkpoints there: for workers of other users, with the same "
                  "option. Default: this user alone");
-  app.add_option("--set", a->set,
+  app.add_option("--set", o.set,
                  "section.key=value, overrides the job file; may be repeated")
       ->allow_extra_args(false);
-  app.add_flag("--make-keys", a->make_keys,
+  app.add_flag("--make-keys", o.make_keys,
                "Make the keys of the run if it has none (see remesh key). Done "
                "without being asked if only this machine can connect");
-  app.add_flag("--no-auth", a->no_auth,
+  app.add_flag("--no-auth", o.no_auth,
                "Without keys: whoever reaches the port controls the job. "
                "Workers need --no-auth too");
-  app.add_flag("--verbose", a->verbose, "Log to stderr too");
+  app.add_flag("--verbose", o.log_to_stderr, "Log to stderr too");
 }
 
 // A disk that is full, a file system that is not there yet, and an address or a
@@ -122,10 +115,11 @@ int fail(const Status& status) {
 }
 
 int run(const Arguments& a) {
-  if (a.job_file.empty() && a.run_dir.empty())
+  DaemonOptions o = a.daemon;
+  if (a.job_file.empty() && o.run_dir.empty())
     return fail(invalid_argument("give a job file, or --run-dir of a run"));
   if (const Status s = share_new_files(a.group); !s.ok()) return fail(s);
-  auto opened = rundir::open_job({a.job_file, a.set}, a.run_dir, a.resume,
+  auto opened = rundir::open_job({a.job_file, o.set}, o.run_dir, o.resume,
                                  unix_seconds());
   if (!opened.ok()) return fail(opened.status());
   if (const Status s = give_to_group(opened->run, a.group); !s.ok())
@@ -144,23 +138,16 @@ int run(const Arguments& a) {
   if (!core.ok())
     print_error(fmt::format("remesh-coordinator: warning: ignores {}\n",
                             core.status().message()));
-  auto daemon =
-      Daemon::open({.job = std::move(opened->job),
-                    .set = a.set,
-                    .run_dir = opened->run,
-                    .bind = a.bind,
-                    .advertise = a.advertise,
-                    .resume = a.resume,
-                    .accept_edits = a.accept_edits,
-                    .no_auth = a.no_auth,
-                    .make_keys = a.make_keys,
-                    .core = core.ok() ? *core : planner::reference_core(),
-                    .log_to_stderr = a.verbose});
+  else
+    o.core = *core;
+  o.job = std::move(opened->job);
+  o.run_dir = opened->run;
+  auto daemon = Daemon::open(std::move(o));
   if (!daemon.ok()) return fail(daemon.status());
   fmt::print(
       "run directory: {}\nworkers connect with: remesh-worker --connect {}\n",
       opened->run,
-      a.no_auth
+      a.daemon.no_auth
           ? (*daemon)->address() + " --no-auth"
           : fmt::format("{}, or --connect {} --key FILE",
                         rundir::typed_path(opened->run), (*daemon)->address()));
