@@ -307,12 +307,14 @@ bool has_ended(pb::JobStatus::State state) {
          state == pb::JobStatus::STOPPED;
 }
 
-std::optional<pb::JobStatus> await_end(CommandClient* client) {
-  client->send(end_request());
+Result<pb::JobStatus> next_status(const std::string& run,
+                                  CommandClient* ending) {
+  ending->send(end_request());
   wait_for_next_poll();
-  auto reply = client->poll();
-  if (!reply || !has_ended(reply->status().state())) return std::nullopt;
-  return std::move(*reply->mutable_status());
+  auto reply = ending->poll();
+  if (reply && has_ended(reply->status().state()))
+    return std::move(*reply->mutable_status());
+  return send_command(run, status_request());
 }
 
 }  // namespace remesh::ctl

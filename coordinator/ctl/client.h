@@ -34,7 +34,7 @@ struct Connection {
   std::unique_ptr<wire::Client> client;
 };
 // The same with the address read again: a coordinator may have restarted, and a
-// request for a change gives it a moment for that. *kept: for await_end().
+// request for a change gives it a moment for that. *kept: for next_status().
 Result<pb::JobStatus> send_command(const std::string& run,
                                    const pb::Command& command,
                                    Connection* kept = nullptr);
@@ -86,8 +86,10 @@ class CommandClient {
   bool waiting_ = false;
 };
 
-// The status at the end of the job, if that comes before the next poll. A host
-// that cannot see the run directory has no other way to learn of the end.
-std::optional<pb::JobStatus> await_end(CommandClient* client);
+// After a while: the status at the end of the job if that has come meanwhile,
+// else what send_command() says. A host that cannot see the run directory has
+// no other way to learn of the end. `ending`: one client for all calls.
+Result<pb::JobStatus> next_status(const std::string& run,
+                                  CommandClient* ending);
 
 }  // namespace remesh::ctl

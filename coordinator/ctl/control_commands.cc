@@ -184,11 +184,7 @@ Result<ControlDone> stop(const ControlOptions& o) {
           "Make room and stop it again, or run `remesh stop --discard` to end "
           "it without saving",
           why_declined(status)));
-    if (auto last = await_end(&ending)) {
-      status = std::move(*last);
-      break;
-    }
-    auto now = send_command(run, status_request());
+    auto now = next_status(run, &ending);
     if (now.ok()) {
       status = std::move(*now);
       heard_ms = monotonic_ms();

@@ -101,11 +101,7 @@ Result<int> wait_for_run(const WaitOptions& o) {
   pb::JobStatus status;
   CommandClient ending(run);
   for (;;) {
-    if (auto last = await_end(&ending)) {
-      status = std::move(*last);
-      break;
-    }
-    auto now = send_command(run, status_request());
+    auto now = next_status(run, &ending);
     if (now.ok()) {
       status = std::move(*now);
     } else if (!target.run_dir.empty()) {
