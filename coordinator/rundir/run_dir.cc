@@ -7,8 +7,6 @@
 #include <unistd.h>
 
 #include <cerrno>
-#include <cmath>
-#include <ctime>
 #include <filesystem>
 #include <random>
 #include <set>
@@ -38,14 +36,6 @@ namespace remesh::rundir {
 namespace {
 
 namespace fs = std::filesystem;
-
-std::string time_text(double unix_s, const char* format) {
-  const auto seconds = static_cast<time_t>(std::floor(unix_s));
-  tm parts{};
-  localtime_r(&seconds, &parts);
-  char text[64];
-  return {text, strftime(text, sizeof(text), format, &parts)};
-}
 
 // The holder of a lock file: "PID HOST TIME".
 struct Holder {

@@ -17,14 +17,6 @@ namespace {
 constexpr const char* kCoordinator = "coordinator";
 constexpr const char* kTimeForm = "%Y-%m-%dT%H:%M:%SZ";
 
-std::string time_text(int64_t unix_s) {
-  const time_t time = unix_s;
-  tm parts{};
-  gmtime_r(&time, &parts);
-  char text[32];
-  return {text, strftime(text, sizeof(text), kTimeForm, &parts)};
-}
-
 Result<int64_t> parse_time(const std::string& text) {
   tm parts{};
   const char* end = strptime(text.c_str(), kTimeForm, &parts);
@@ -92,13 +84,17 @@ std::string allowed_text(const std::vector<AllowedKey>& keys) {
       "# Who may talk to the coordinator of this run; it reads this file "
       "again\n# when it changes. See remesh key --help.\n";
   for (const AllowedKey& k : keys)
-    out += "\n" + wire::section_text(
-                      {{"public", k.public_key},
-                       {"role", k.role},
-                       {"name", k.name},
-                       {"workers", k.workers},
-                       {"replaces", k.replaces},
-                       {"expires", k.expires ? time_text(k.expires) : ""}});
+    out +=
+        "\n" + wire::section_text(
+                   {{"public", k.public_key},
+                    {"role", k.role},
+                    {"name", k.name},
+                    {"workers", k.workers},
+                    {"replaces", k.replaces},
+                    {"expires", k.expires == 0
+                                    ? ""
+                                    : time_text(static_cast<double>(k.expires),
+                                                kTimeForm, /*utc=*/true)}});
   return out;
 }
 

@@ -4,6 +4,7 @@
 
 #include <algorithm>
 #include <cmath>
+#include <ctime>
 #include <numeric>
 
 namespace remesh {
@@ -62,6 +63,14 @@ std::string format_bytes(uint64_t bytes) {
   }
   return unit == 0 ? fmt::format("{} B", bytes)
                    : fmt::format("{:.1f} {}", value, kUnits[unit]);
+}
+
+std::string time_text(double unix_s, const char* format, bool utc) {
+  const auto seconds = static_cast<time_t>(std::floor(unix_s));
+  tm parts{};
+  (utc ? gmtime_r : localtime_r)(&seconds, &parts);
+  char text[64];
+  return {text, strftime(text, sizeof(text), format, &parts)};
 }
 
 std::string format_duration(double seconds) {

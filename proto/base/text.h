@@ -23,6 +23,9 @@ std::string format_bytes(uint64_t bytes);
 // "2h05m", "3m20s", "4.2s".
 std::string format_duration(double seconds);
 
+// As strftime() formats that second: of this machine's time zone, or UTC.
+std::string time_text(double unix_s, const char* format, bool utc = false);
+
 // "forward for 1.2 s", "forward for 2.5 ms".
 std::string lasting(const std::string& what, double seconds);
 
