@@ -252,7 +252,7 @@ void Coordinator::reconcile_waiting() {
     return terminate(pb::Durable::STOPPED, "stopped by request");
   const Gathering::Next next =
       gathering_.next(view(), policy_, retention_, recovery_, job_finished());
-  wait_for(pb::JobStatus::WORKERS, next.waits_for);
+  if (next.no_mesh) emit(events::kWaiting, {.detail = *next.no_mesh});
   if (next.scan) act(ScanCheckpoints{durable_.saved_step()});
   if (!next.impossible) return;
   if (!record_change(release_scale(*next.impossible, &durable_)))

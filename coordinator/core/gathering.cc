@@ -38,8 +38,15 @@ Gathering::Next Gathering::next(const ClusterView& view,
     return {.impossible = placed.status().message()};
   if (!placed.ok()) {
     waits_for_joins_ = true;
-    if (waiting_for_.text == placed.status().message()) return {};
-    return {.waits_for = placed.status().message()};
+    const std::string why = placed.status().message();
+    const Wait before =
+        std::exchange(waiting_for_, {.reason = pb::JobStatus::WORKERS,
+                                     .text = why,
+                                     .offer = policy.offer(view)});
+    if (before.reason == waiting_for_.reason &&
+        before.offer == waiting_for_.offer)
+      return {};
+    return {.no_mesh = why};
   }
   if (view.now_ms < not_before_ms_) return {};
   const std::set<std::string> missing = retention.missing_holders(view);

@@ -24,12 +24,14 @@ class Gathering {
   struct Wait {
     pb::JobStatus::WaitReason reason = pb::JobStatus::NOTHING;
     std::string text;
-    Shortages short_of;  // SHARED_MEMORY
+    Shortages short_of;       // SHARED_MEMORY
+    MeshPolicy::Offer offer;  // WORKERS
   };
   struct Next {
     bool scan = false;
-    // Why there is no mesh yet; "" if there is one, or if that was said before.
-    std::string waits_for;
+    // Why there is no mesh, if the job waits for another one since this call or
+    // with another offer.
+    std::optional<std::string> no_mesh;
     // Why there is none, however many workers join.
     std::optional<std::string> impossible;
   };

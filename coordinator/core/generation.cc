@@ -74,7 +74,9 @@ void Coordinator::wait_for_room(const Plan& plan) {
   // Not again where only the bytes have changed.
   const bool said =
       same_hosts(gathering_.waiting_for().short_of, plan.short_of);
-  gathering_.wait_for({pb::JobStatus::SHARED_MEMORY, text, plan.short_of});
+  gathering_.wait_for({.reason = pb::JobStatus::SHARED_MEMORY,
+                       .text = text,
+                       .short_of = plan.short_of});
   if (!said) emit(events::kWaitingForRoom, {.detail = text});
 }
 
@@ -105,10 +107,9 @@ void Coordinator::begin_generation(
 void Coordinator::wait_for(pb::JobStatus::WaitReason reason,
                            const std::string& what) {
   if (what.empty()) return;
-  gathering_.wait_for({reason, what, {}});
-  emit(reason == pb::JobStatus::WORKERS          ? events::kWaiting
-       : reason == pb::JobStatus::FINISHED_STEPS ? events::kWaitingForState
-                                                 : events::kWaitingForRoom,
+  gathering_.wait_for({.reason = reason, .text = what});
+  emit(reason == pb::JobStatus::FINISHED_STEPS ? events::kWaitingForState
+                                               : events::kWaitingForRoom,
        {.detail = what});
 }
 

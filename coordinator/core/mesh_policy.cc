@@ -10,6 +10,7 @@
 #include "coordinator/core/job_shape.h"
 #include "coordinator/core/link_search.h"
 #include "parallel/jobfile/jobfile.h"
+#include "parallel/planner/choose.h"
 #include "parallel/planner/local.h"
 #include "proto/base/text.h"
 
@@ -150,6 +151,19 @@ Result<planner::Placement> MeshPolicy::place(const ClusterView& view,
   planner::PlacementRequest r = request(view);
   r.layouts = {layout};
   return place(r);
+}
+
+MeshPolicy::Offer MeshPolicy::offer(const ClusterView& view) const {
+  const planner::PlacementRequest r = request(view);
+  const pb::HostFaults& faults = view.durable.host_faults();
+  Offer out;
+  for (const planner::WorkerSlots& w : r.workers) out.slots[w.worker] = w.slots;
+  if (r.max_slots < planner::offered_slots(r)) out.most = r.max_slots;
+  for (const pb::Cordon& c : faults.cordons())
+    out.avoided.emplace(c.host(), c.worker());
+  for (const std::string& host : faults.link_search().apart())
+    out.avoided.emplace(host, "");
+  return out;
 }
 
 int64_t MeshPolicy::missing_slots(const ClusterView& view) const {

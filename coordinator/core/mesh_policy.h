@@ -12,6 +12,7 @@
 #pragma once
 
 #include <cstdint>
+#include <map>
 #include <optional>
 #include <set>
 #include <string>
@@ -51,6 +52,16 @@ class MeshPolicy {
                                    const geometry::Layout& layout) const;
   // planner::missing_slots() of the job's own meshes.
   int64_t missing_slots(const ClusterView& view) const;
+  // What there is for a mesh. A job's place() without a pinned layout fails in
+  // the same way for the same offer.
+  struct Offer {
+    std::map<std::string, int> slots;  // by worker
+    int most = -1;                     // of them that may be used; -1: all
+    // No ranks are placed there: host, and worker or "" for all of them.
+    std::set<std::pair<std::string, std::string>> avoided;
+    friend bool operator==(const Offer&, const Offer&) = default;
+  };
+  Offer offer(const ClusterView& view) const;
   // The placement of the newest generation once more, if all of its workers are
   // alive, leaving or not.
   std::optional<planner::Placement> place_as_before(

@@ -320,10 +320,8 @@ void Cluster::drive_coordinator(const core::Input& event) {
   const bool waits = waits_to_settle(event);
   const auto actions =
       waits ? coordinator_->take(event, now_) : coordinator_->on(event, now_);
-  // As if the coordinator had just been restored. Not while it waits: an event
-  // announces what it waits for again whenever that sentence changes.
-  if (options_.reword &&
-      coordinator_->durable().phase() != pb::Durable::WAITING)
+  // As if the coordinator had just been restored.
+  if (options_.reword)
     for_each_sentence(const_cast<pb::Durable*>(&coordinator_->durable()),
                       reworded);
   if (waits) settle_later();

@@ -11,8 +11,10 @@ using google::protobuf::Message;
 using google::protobuf::Reflection;
 
 const std::set<std::string> kSentences = {
-    "cause", "what",   "subject",          "reason",  "error",    "detail",
-    "doing", "source", "checkpoint_error", "damaged", "last_log", "log_tail"};
+    "cause",    "what",     "subject",        "reason",           "error",
+    "detail",   "doing",    "source",         "checkpoint_error", "damaged",
+    "last_log", "log_tail", "hardware_error", "cordoned",         "prediction",
+    "text"};
 
 }  // namespace
 

@@ -33,7 +33,7 @@ class GatheringTest : public ::testing::Test {
   const StateRetention retention_{job_.elastic(), /*keeps_state=*/false};
   const Recovery recovery_{job_, std::nullopt};
   Roster roster_;
-  const pb::Durable durable_;
+  pb::Durable durable_;
   Gathering gathering_{kJoinWindowMs};
 };
 
@@ -41,9 +41,8 @@ TEST_F(GatheringTest, LooksForAStateOnceNobodyHasJoinedForSomeTime) {
   const auto none = next(0);
   EXPECT_FALSE(none.scan);
   EXPECT_FALSE(none.impossible);
-  EXPECT_NE(none.waits_for, "");
-  gathering_.wait_for({pb::JobStatus::WORKERS, none.waits_for});
-  EXPECT_EQ(next(50).waits_for, "") << "it was said";
+  EXPECT_TRUE(none.no_mesh);
+  EXPECT_FALSE(next(50).no_mesh) << "it was announced";
   hear("a", 100);
   EXPECT_FALSE(next(100 + kJoinWindowMs - 1).scan) << "more may join";
   EXPECT_TRUE(next(100 + kJoinWindowMs).scan);
@@ -51,6 +50,21 @@ TEST_F(GatheringTest, LooksForAStateOnceNobodyHasJoinedForSomeTime) {
   EXPECT_TRUE(gathering_.end_scan());
   EXPECT_FALSE(gathering_.end_scan());
   EXPECT_TRUE(next(5000).scan);
+}
+
+TEST_F(GatheringTest, AnnouncesAnotherOfferAndNotAnotherSentence) {
+  pb::Cordon* const cordon = durable_.mutable_host_faults()->add_cordons();
+  cordon->set_host("a-host");
+  cordon->set_reason("rank 0 failed");
+  const auto first = next(0);
+  ASSERT_TRUE(first.no_mesh);
+  cordon->set_reason("the same in other words");
+  EXPECT_FALSE(next(10).no_mesh);
+  EXPECT_NE(gathering_.waiting_for().text, *first.no_mesh) << "status has it";
+  cordon->set_host("another-host");
+  EXPECT_TRUE(next(20).no_mesh);
+  gathering_.wait_for({.reason = pb::JobStatus::FINISHED_STEPS});
+  EXPECT_TRUE(next(30).no_mesh) << "it waited for something else meanwhile";
 }
 
 TEST_F(GatheringTest, DoesNotWaitForWorkersThatJoinWithoutEnd) {
