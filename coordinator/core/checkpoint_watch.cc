@@ -1,20 +1,10 @@
 #include "coordinator/core/checkpoint_watch.h"
 
 #include <algorithm>
-#include <cctype>
 #include <utility>
 
 namespace remesh::core {
 namespace {
-
-// Announced between two saves. A disk that fails fails in few ways.
-constexpr size_t kMostCauses = 64;
-
-// The same for every rank and step: the numbers in paths do not count.
-std::string without_digits(std::string error) {
-  std::erase_if(error, [](unsigned char c) { return std::isdigit(c) != 0; });
-  return error;
-}
 
 void forgive(int64_t step, pb::Refusals* refusals) {
   const pb::Refusals before = *refusals;
@@ -64,13 +54,17 @@ std::vector<CheckpointWatch::Result> CheckpointWatch::observe(
       }
       const std::string& error = s.checkpoint_error();
       if (error.empty()) {
-        if (!errors_.empty()) errors_.erase(s.rank());
+        if (!seen_.empty()) seen_.erase(s.rank());
         continue;
       }
-      if (std::exchange(errors_[s.rank()], error) == error) continue;
+      const Seen now{code_named(s.checkpoint_code()), s.failed_saves(),
+                     s.declined_stops()};
+      const auto [seen, is_new] = seen_.emplace(s.rank(), now);
+      if (!is_new && std::exchange(seen->second, now) == now) continue;
       last_error_ = error;
-      if (announced_.size() >= kMostCauses) continue;
-      if (!announced_.insert(without_digits(error)).second) continue;
+      // A state that memory does not keep any more is that of one host.
+      const bool own = now.code == Code::kUnavailable;
+      if (!announced_.emplace(now.code, own ? name : "").second) continue;
       out.push_back({.error = error, .rank = s.rank(), .worker = name});
     }
   }

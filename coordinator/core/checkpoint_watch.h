@@ -8,10 +8,12 @@
 #include <map>
 #include <set>
 #include <string>
+#include <utility>
 #include <vector>
 
 #include "coordinator/core/api.h"
 #include "coordinator/core/cluster_view.h"
+#include "proto/base/status.h"
 
 namespace remesh::core {
 
@@ -27,8 +29,9 @@ class CheckpointWatch {
     std::string worker;
   };
 
-  // What is new in the reports of the generation's members. A cause is new
-  // once until a save succeeds, however many ranks and saves it affects.
+  // What is new in the reports of the generation's members. An error is new
+  // once by its code until a save succeeds, however many ranks and saves fail,
+  // and kUnavailable once on each worker.
   // Nothing is saved that not every rank has committed: a later step than
   // `committed` + 1 does not count yet.
   std::vector<Result> observe(const Roster& roster, int64_t generation,
@@ -62,9 +65,15 @@ class CheckpointWatch {
   int64_t newest_step_ = -1;
   std::string last_error_;
   int64_t failed_ends_ = 0;  // since the newest save
-  // By rank: ranks fail with different errors and repeat them in every report.
-  std::map<int, std::string> errors_;
-  std::set<std::string> announced_;  // causes since the newest save
+  // The failure that a rank repeats in every report.
+  struct Seen {
+    Code code = Code::kOk;
+    int64_t failed_saves = 0, declined_stops = 0;
+    friend bool operator==(const Seen&, const Seen&) = default;
+  };
+  std::map<int, Seen> seen_;  // by rank
+  // Since the newest save; "" for all workers.
+  std::set<std::pair<Code, std::string>> announced_;
   std::map<int, int64_t> declined_;  // stops, by rank
 };
 

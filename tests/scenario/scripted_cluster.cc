@@ -156,8 +156,10 @@ agent::RankSample ScriptedCluster::sample(Rank& r) {
   s.status.set_progress(r.progress);
   s.status.set_checkpoint_step(r.checkpoint);
   s.status.set_declined_stops(r.declined_stops);
-  if (!r.checkpoint_error.empty())
+  if (!r.checkpoint_error.empty()) {
     s.status.set_checkpoint_error(r.checkpoint_error);
+    s.status.set_checkpoint_code(code_name(Code::kExhausted));
+  }
   s.status.set_os_state(r.stopped ? "T" : "S");
   s.steps = std::move(r.ring);
   r.ring.clear();

@@ -75,6 +75,7 @@ struct Board::Page {
   std::atomic<uint64_t> ring_head{0};  // next to write
   std::atomic<uint64_t> ring_tail{0};  // next to read
   Text error;
+  std::atomic<uint32_t> checkpoint_code{0};
   Text checkpoint_error;
   FlightMemory flight;
   std::array<StepRecord, kRing> ring{};
@@ -160,11 +161,14 @@ void Board::set_memory(const MemoryUse& m) {
     page_->memory[i].store(m.*kMemoryPurposes[i].bytes);
 }
 void Board::set_error(std::string_view text) { page_->error.write(text); }
-void Board::set_checkpoint_error(std::string_view text) {
-  page_->checkpoint_error.write(text);
+// The code first: whoever reads the text finds the code that belongs to it, or
+// that of a newer one.
+void Board::set_checkpoint_error(const Status& error) {
+  page_->checkpoint_code.store(static_cast<uint32_t>(error.code()));
+  page_->checkpoint_error.write(error.ok() ? "" : error.to_string());
 }
-void Board::fail_save(std::string_view text) {
-  set_checkpoint_error(text);
+void Board::fail_save(const Status& error) {
+  set_checkpoint_error(error);
   page_->failed_saves.fetch_add(1);
 }
 
@@ -212,7 +216,10 @@ pb::RankStatus Board::snapshot() const {
   const std::string error = page_->error.read();
   if (!error.empty()) s.set_error(error);
   const std::string checkpoint_error = page_->checkpoint_error.read();
+  const uint32_t code = page_->checkpoint_code.load();
   if (!checkpoint_error.empty()) s.set_checkpoint_error(checkpoint_error);
+  if (!checkpoint_error.empty() && code <= static_cast<uint32_t>(Code::kEnded))
+    s.set_checkpoint_code(code_name(static_cast<Code>(code)));
   return s;
 }
 

@@ -88,9 +88,9 @@ class Board {
   // Digest of the initial state of this generation.
   void set_restored_digest(uint64_t digest);
   void set_link(double bytes_per_s);
-  void set_error(std::string_view text);             // truncated to 2 KiB
-  void set_checkpoint_error(std::string_view text);  // "" clears
-  void fail_save(std::string_view text);  // counts it, and sets the error
+  void set_error(std::string_view text);           // truncated to 2 KiB
+  void set_checkpoint_error(const Status& error);  // ok: none
+  void fail_save(const Status& error);  // counts it, and sets the error
   // Never blocks; false if the ring (4096 steps) is full.
   bool push_step(const StepRecord& record);
   uint32_t request() const;  // kRequestStop ...

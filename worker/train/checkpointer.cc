@@ -370,7 +370,7 @@ void Checkpointer::report_failure(int64_t step, const Status& status) {
   if (std::exchange(reported_, true)) return;
   log_.error("checkpoint_failed",
              {{"checkpoint", step}, {"error", status.to_string()}});
-  board_.fail_save(status.to_string());
+  board_.fail_save(status);
   board_.tick();
 }
 

@@ -111,8 +111,8 @@ class Checkpointer {
   void abandon_for_handoff();
   int64_t saved_step() const { return plan_.saved_step(); }
   // What the board says while no save fails.
-  void set_lasting_error(std::string text) {
-    lasting_error_ = std::move(text);
+  void set_lasting_error(Status error) {
+    lasting_error_ = std::move(error);
     board_.set_checkpoint_error(lasting_error_);
   }
   // How often before_update() waited or copied, from the beginning of each.
@@ -166,7 +166,7 @@ class Checkpointer {
   bool have_staging_ = false;
   bool unfinished_removed_ = false;  // of older generations; for jobs
   bool claimed_ = false;             // the folder; rank 0, for jobs
-  std::string lasting_error_;
+  Status lasting_error_;
   bool reported_ = false;  // a failure of the current save was reported
   // Of the state that is to be saved: a job will copy it (kDue) and does so
   // (kUnderWay), or before_update() did before the job began (kStaged).

@@ -375,7 +375,7 @@ void Trainer::check_state_kept() {
   if (kept.ok()) return;
   state_lost_ = true;
   log_.error("state_not_kept", {{"error", kept.to_string()}});
-  checkpointer_->set_lasting_error(kept.to_string());
+  checkpointer_->set_lasting_error(kept);
 }
 
 // Completes the replicas of the last state before this rank stops. If it saves
@@ -409,11 +409,10 @@ Status Trainer::save_last(bool last, bool must, bool& stop) {
   saved = saved.with_context(
       fmt::format("step {} could not be saved", engine_->step()));
   if (last || must) return fail(kExitSaveFailed, std::move(saved));
-  const std::string why = saved.to_string();
   stop_policy_.declined();
+  board_.set_checkpoint_error(saved);
   board_.decline_stop();
-  board_.set_checkpoint_error(why);
-  log_.warn("stop_declined", {{"reason", why}});
+  log_.warn("stop_declined", {{"reason", saved.to_string()}});
   return ok_status();
 }
 

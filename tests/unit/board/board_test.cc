@@ -36,7 +36,7 @@ TEST(Board, RankAndDaemonSeeEachOther) {
   p.rank->set_checkpoint_step(5);
   p.rank->decline_stop();
   p.rank->set_error("bad thing");
-  p.rank->set_checkpoint_error("disk full");
+  p.rank->set_checkpoint_error(exhausted("disk full"));
   const pb::RankStatus s = p.daemon->snapshot();
   EXPECT_EQ(s.phase(), pb::RankStatus::COMPUTE);
   EXPECT_EQ(s.step(), 11);
@@ -46,12 +46,14 @@ TEST(Board, RankAndDaemonSeeEachOther) {
   EXPECT_EQ(s.checkpoint_step(), 5);
   EXPECT_EQ(s.declined_stops(), 1);
   EXPECT_EQ(s.error(), "bad thing");
-  EXPECT_EQ(s.checkpoint_error(), "disk full");
+  EXPECT_EQ(s.checkpoint_error(), "exhausted: disk full");
+  EXPECT_EQ(s.checkpoint_code(), "exhausted");
   EXPECT_GT(s.progress(), 2u);
-  p.rank->set_checkpoint_error("");
-  EXPECT_EQ(p.daemon->snapshot().checkpoint_error(), "");
-  p.rank->fail_save("disk full again");
-  EXPECT_EQ(p.daemon->snapshot().checkpoint_error(), "disk full again");
+  p.rank->set_checkpoint_error(ok_status());
+  EXPECT_FALSE(p.daemon->snapshot().has_checkpoint_error());
+  EXPECT_FALSE(p.daemon->snapshot().has_checkpoint_code());
+  p.rank->fail_save(io_error("disk broken"));
+  EXPECT_EQ(p.daemon->snapshot().checkpoint_code(), "io");
   EXPECT_EQ(p.daemon->snapshot().failed_saves(), 1);
   p.daemon->set_request(kRequestStop | kRequestForce);
   p.daemon->set_checkpoint_request(4);

@@ -88,27 +88,46 @@ TEST(CheckpointWatch, ACauseIsAnnouncedOnceForAllRanksAndSteps) {
   Roster roster;
   const pb::Durable d = running({"a"});
   uint64_t seq = 0;
-  const auto hear = [&](int64_t saved, int64_t step, const std::string& why) {
+  const auto hear = [&](int64_t saved, int64_t step, const Status& why) {
     pb::Report r = running_report("a", ++seq, 0, 9);
     *r.add_ranks() = r.ranks(0);
     for (int i = 0; i < 2; ++i) {
       r.mutable_ranks(i)->set_rank(i);
       r.mutable_ranks(i)->set_checkpoint_step(saved);
+      r.mutable_ranks(i)->set_failed_saves(step / 10);
       r.mutable_ranks(i)->set_checkpoint_error(
-          fmt::format("/c/.step-{}/shard-{}.h5: {}", step, i, why));
+          fmt::format("/c/.step-{}/shard-{}.h5: {}", step, i, why.message()));
+      r.mutable_ranks(i)->set_checkpoint_code(code_name(why.code()));
     }
     roster.on_report(r, d, kSilentMs, 0);
     return watch.observe(roster, 1, 50).size();
   };
-  EXPECT_EQ(hear(-1, 10, "no space"), 1U);
-  EXPECT_EQ(hear(-1, 20, "no space"), 0U);
-  EXPECT_EQ(hear(-1, 30, "read-only"), 1U);
-  EXPECT_EQ(hear(-1, 40, "no space"), 0U);
+  EXPECT_EQ(hear(-1, 10, exhausted("no space")), 1U);
+  EXPECT_EQ(hear(-1, 20, exhausted("the disk is full")), 0U);
+  EXPECT_EQ(hear(-1, 30, io_error("no space")), 1U);
+  EXPECT_EQ(hear(-1, 40, exhausted("no space")), 0U);
   EXPECT_NE(watch.last_error().find("step-40"), std::string::npos);
-  EXPECT_EQ(hear(50, 60, "no space"), 2U) << "saved, then failed again";
+  EXPECT_EQ(hear(50, 60, exhausted("no space")), 2U)
+      << "saved, then failed again";
+  EXPECT_EQ(hear(70, 60, exhausted("in other words")), 1U)
+      << "saved; the failure is reported once more";
 }
 
-TEST(CheckpointWatch, CausesWithoutEndAreNotAllAnnounced) {
+TEST(CheckpointWatch, StatesThatAreNotKeptAreAnnouncedForEachWorker) {
+  CheckpointWatch watch;
+  Roster roster;
+  const pb::Durable d = running({"a", "b"});
+  for (const int rank : {0, 1}) {
+    const std::string worker = rank == 0 ? "a" : "b";
+    pb::Report r = running_report(worker, 1, rank, 9);
+    r.mutable_ranks(0)->set_checkpoint_error("not kept");
+    r.mutable_ranks(0)->set_checkpoint_code(code_name(Code::kUnavailable));
+    roster.on_report(r, d, kSilentMs, 0);
+    EXPECT_EQ(watch.observe(roster, 1, 9).size(), 1U) << worker;
+  }
+}
+
+TEST(CheckpointWatch, CodesThatItDoesNotKnowAreOneCause) {
   CheckpointWatch watch;
   Roster roster;
   const pb::Durable d = running({"a"});
@@ -116,13 +135,12 @@ TEST(CheckpointWatch, CausesWithoutEndAreNotAllAnnounced) {
   for (uint64_t i = 1; i <= 100; ++i) {
     pb::Report r = running_report("a", i, 0, 9);
     r.mutable_ranks(0)->set_checkpoint_step(-1);
-    r.mutable_ranks(0)->set_checkpoint_error(
-        "no " + std::string(1, static_cast<char>('a' + i % 26)) +
-        std::string(1, static_cast<char>('a' + i / 26)));
+    r.mutable_ranks(0)->set_checkpoint_error("of a newer worker");
+    r.mutable_ranks(0)->set_checkpoint_code("code-" + std::to_string(i));
     roster.on_report(r, d, kSilentMs, 0);
     announced += watch.observe(roster, 1, 50).size();
   }
-  EXPECT_EQ(announced, 64U);
+  EXPECT_EQ(announced, 1U);
 }
 
 TEST(CheckpointWatch, AStopIsDeclinedWhenTheCountGrows) {
