@@ -290,11 +290,7 @@ void Coordinator::reconcile_live() {
       finish(*change);
     if (!change && now_ms_ >= no_change_before_ms_) {
       put_off_.clear();
-      // Workers may have left meanwhile, so that what was asked for is there.
-      if (durable_.mesh_request().changed()) {
-        policy_.note_change(view(), durable_.mutable_mesh_request());
-        if (!durable_.mesh_request().changed()) persist();
-      }
+      if (policy_.note_fulfilled(view(), &durable_)) persist();
     }
     return;
   }

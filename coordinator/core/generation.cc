@@ -74,9 +74,7 @@ void Coordinator::wait_for_room(const Plan& plan) {
   // Not again where only the bytes have changed.
   const bool said =
       same_hosts(gathering_.waiting_for().short_of, plan.short_of);
-  gathering_.wait_for({.reason = pb::JobStatus::SHARED_MEMORY,
-                       .text = text,
-                       .short_of = plan.short_of});
+  gathering_.wait_for({pb::JobStatus::SHARED_MEMORY, text, plan.short_of, {}});
   if (!said) emit(events::kWaitingForRoom, {.detail = text});
 }
 
@@ -107,7 +105,7 @@ void Coordinator::begin_generation(
 void Coordinator::wait_for(pb::JobStatus::WaitReason reason,
                            const std::string& what) {
   if (what.empty()) return;
-  gathering_.wait_for({.reason = reason, .text = what});
+  gathering_.wait_for({reason, what, {}, {}});
   emit(reason == pb::JobStatus::FINISHED_STEPS ? events::kWaitingForState
                                                : events::kWaitingForRoom,
        {.detail = what});
@@ -202,10 +200,6 @@ void Coordinator::finish(const MeshPolicy::MeshChange& change) {
               !plan_of_change(plan_inputs()).short_of.empty());
   checkpoints_.expect_stop(roster_, f);
   set_phase(pb::Durable::FINISHING);
-}
-
-void Coordinator::call_off(const std::string& why) {
-  abort({.what = why, .is_fault = false});
 }
 
 void Coordinator::abort(const Failure& failure) {

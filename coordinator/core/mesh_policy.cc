@@ -417,6 +417,12 @@ void MeshPolicy::note_change(const ClusterView& view,
     request->set_changed(true);
 }
 
+bool MeshPolicy::note_fulfilled(const ClusterView& view, pb::Durable* d) const {
+  if (!d->mesh_request().changed()) return false;
+  note_change(view, d->mutable_mesh_request());
+  return !d->mesh_request().changed();
+}
+
 Result<bool> MeshPolicy::scale(const ClusterView& view, int64_t slots,
                                pb::MeshRequest* request) const {
   RETURN_IF_ERROR(check_scale(view, slots));

@@ -108,9 +108,9 @@ class MeshPolicy {
                    pb::MeshRequest* request) const;
   Result<bool> scale(const ClusterView& view, int64_t slots,
                      pb::MeshRequest* request) const;
-  // Notes in the request whether all that was asked for leads to another mesh
-  // than the present one.
-  void note_change(const ClusterView& view, pb::MeshRequest* request) const;
+  // Notes that the mesh that a command asked for is the present one, now that
+  // workers have left. Returns whether that is new.
+  bool note_fulfilled(const ClusterView& view, pb::Durable* durable) const;
   // Whether a command may ask for this layout now.
   Status check_layout(const ClusterView& view,
                       const geometry::Layout& layout) const;
@@ -124,6 +124,9 @@ class MeshPolicy {
                     const std::string& worker, bool everyone) const;
   bool is_usable(const ClusterView& view, const std::string& worker,
                  const Roster::Member& member, bool everyone) const;
+  // Notes in the request whether all that was asked for leads to another mesh
+  // than the present one.
+  void note_change(const ClusterView& view, pb::MeshRequest* request) const;
   std::optional<MeshChange> change_for_search(const ClusterView& view) const;
   bool wants_to_weigh(const ClusterView& view) const;
   bool time_to_look(const ClusterView& view) const;
