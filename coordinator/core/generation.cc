@@ -72,10 +72,10 @@ void Coordinator::wait_for_room(const Plan& plan) {
     persist();
   }
   // Not again where only the bytes have changed.
-  const bool said =
+  const bool announced =
       same_hosts(gathering_.waiting_for().short_of, plan.short_of);
   gathering_.wait_for({pb::JobStatus::SHARED_MEMORY, text, plan.short_of, {}});
-  if (!said) emit(events::kWaitingForRoom, {.detail = text});
+  if (!announced) emit(events::kWaitingForRoom, {.detail = text});
 }
 
 void Coordinator::begin_generation(

@@ -38,11 +38,11 @@ bool Recovery::await_rescue(const Candidates& candidates, const Inputs& in,
   const int64_t newest =
       left_ms == kNever ? best.step : choose(candidates, in, hosts).step;
   const bool waits = newest > best.step;
-  const bool said = std::exchange(awaits_rescue_, waits);
+  const bool announced = std::exchange(awaits_rescue_, waits);
   if (!waits) return false;
   out->kind = Decision::Kind::kWait;
   out->rescan_ms = std::min(left_ms, kLookMs);
-  if (!said)
+  if (!announced)
     out->why = fmt::format(
         "step {} is only in the memory of hosts where ranks fail; trying again "
         "in {} before going back to step {}; {}",

@@ -151,7 +151,7 @@ Shortages find_shortages(const pb::Assignment& a,
   const pb::Elastic& elastic = a.job().elastic();
   std::map<std::string, uint64_t> restoring, training;
   const std::set<int> reusing = add_source(a, table, wanted, &restoring);
-  const auto whole = [&](int rank) {
+  const auto segment_of = [&](int rank) {
     const Part* part = wanted.of(rank);
     return part == nullptr ? 0 : memory::segment_bytes(part->elements);
   };
@@ -166,8 +166,9 @@ Shortages find_shortages(const pb::Assignment& a,
         kBesideStates + (reusing.contains(rank)
                              ? memory::segment_bytes(part->elements)
                              : memory::half_segment_bytes(part->elements));
-    training[host] += kBesideStates + whole(rank) * (lags ? 2 : 1);
-    for (const int owner : replicas.kept[r]) training[host] += whole(owner);
+    training[host] += kBesideStates + segment_of(rank) * (lags ? 2 : 1);
+    for (const int owner : replicas.kept[r])
+      training[host] += segment_of(owner);
   }
   Shortages out;
   std::map<std::string, uint64_t> held;

@@ -15,28 +15,28 @@ namespace {
 
 using Json = nlohmann::ordered_json;
 
-bool whole(const Json& e, const char* key) {
+bool is_integer(const Json& e, const char* key) {
   const auto it = e.find(key);
   return it != e.end() && it->is_number_integer();
 }
 
-bool text(const Json& e, const char* key) {
+bool is_string(const Json& e, const char* key) {
   const auto it = e.find(key);
   return it != e.end() && it->is_string();
 }
 
 int64_t number(const Json& args, const char* key) {
-  return whole(args, key) ? args[key].get<int64_t>() : -1;
+  return is_integer(args, key) ? args[key].get<int64_t>() : -1;
 }
 
 // The problem of an event, or "".
 std::string event_problem(const Json& e) {
-  if (!e.is_object() || !text(e, "ph") || !whole(e, "pid") ||
-      !whole(e, "tid") || !text(e, "name"))
+  if (!e.is_object() || !is_string(e, "ph") || !is_integer(e, "pid") ||
+      !is_integer(e, "tid") || !is_string(e, "name"))
     return "lacks ph, pid, tid or name";
   if (e["ph"] == "M") return "";
   if (e["ph"] != "X") return "is of a kind that is not written by ranks";
-  if (!whole(e, "ts") || !whole(e, "dur") || !text(e, "cat"))
+  if (!is_integer(e, "ts") || !is_integer(e, "dur") || !is_string(e, "cat"))
     return "lacks ts, dur or cat";
   if (e["dur"].get<int64_t>() < 0) return "has a negative length";
   if (e.contains("args") && !e["args"].is_object()) return "has bad args";
@@ -189,9 +189,9 @@ Result<RankTrace> parse_trace(std::string_view file, const std::string& name) {
     return bad("no JSON with traceEvents and otherData");
   const Json& about = j["otherData"];
   RankTrace t;
-  if (!about.is_object() || !whole(about, "rank") ||
-      !whole(about, "generation") || !text(about, "mesh") ||
-      !text(about, "schedule"))
+  if (!about.is_object() || !is_integer(about, "rank") ||
+      !is_integer(about, "generation") || !is_string(about, "mesh") ||
+      !is_string(about, "schedule"))
     return bad("otherData lacks rank, generation, mesh or schedule");
   t.rank = about["rank"].get<int>();
   t.generation = about["generation"].get<int64_t>();
