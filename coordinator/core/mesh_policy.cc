@@ -297,11 +297,12 @@ std::optional<MeshPolicy::MeshChange> MeshPolicy::wanted_change(
     return wanted.world() <= ranks
                ? std::nullopt
                : std::optional(MeshChange{.why = "join: " + way});
-  const std::string gain = gain_text(view, here, wanted);
-  if (gain.empty()) return std::nullopt;
-  return MeshChange{.why = fmt::format(
-                        "{}: {} ({})",
-                        wanted.world() > ranks ? "join" : "faster", way, gain)};
+  const auto gain = gain_of(view, here, wanted);
+  if (!gain) return std::nullopt;
+  return MeshChange{.why =
+                        fmt::format("{}: {} ({})",
+                                    wanted.world() > ranks ? "join" : "faster",
+                                    way, *gain)};
 }
 
 // The axes of the model are the planner's, and what steps take is known.
@@ -320,12 +321,13 @@ bool MeshPolicy::time_to_look(const ClusterView& view) const {
 // What is gained by the change before the next failure is expected or the job
 // ends, if that is more than twice what the pause costs. A larger mesh is given
 // the benefit of the doubt: it may be as fast as its number of ranks allows.
-std::string MeshPolicy::gain_text(const ClusterView& view, const Layout& here,
-                                  const Layout& wanted) const {
+std::optional<std::string> MeshPolicy::gain_of(const ClusterView& view,
+                                               const Layout& here,
+                                               const Layout& wanted) const {
   constexpr double kWorthwhile = 2;
   const planner::PlacementRequest q = request(view);
   const auto measured = planner::measured_step_s(q, here);
-  if (!measured && wanted.world() <= here.world()) return "";
+  if (!measured && wanted.world() <= here.world()) return std::nullopt;
   if (!planner::admit(*shape_, here).ok()) return "job changed";
   const double now_s = measured ? *measured : planner::expected_step_s(q, here);
   double then_s = planner::expected_step_s(q, wanted);
@@ -338,7 +340,7 @@ std::string MeshPolicy::gain_text(const ClusterView& view, const Layout& here,
   const double steps =
       std::min(left, view.times->until_failure_s(view.now_ms) / then_s);
   const double gain_s = steps * (now_s - then_s);
-  if (gain_s < kWorthwhile * pause_s) return "";
+  if (gain_s < kWorthwhile * pause_s) return std::nullopt;
   return fmt::format("{:.2g} s a step instead of {:.2g} s, for a pause of {}",
                      then_s, now_s, format_duration(pause_s));
 }

@@ -130,8 +130,9 @@ class MeshPolicy {
   std::optional<MeshChange> change_for_search(const ClusterView& view) const;
   bool wants_to_weigh(const ClusterView& view) const;
   bool time_to_look(const ClusterView& view) const;
-  std::string gain_text(const ClusterView& view, const geometry::Layout& here,
-                        const geometry::Layout& wanted) const;
+  std::optional<std::string> gain_of(const ClusterView& view,
+                                     const geometry::Layout& here,
+                                     const geometry::Layout& wanted) const;
   planner::PlacementRequest request(const ClusterView& view) const;
   // everyone: also workers that are leaving or cordoned, and no limit from
   // scale.

@@ -44,8 +44,9 @@ int64_t last_step(const Inventory& in, int64_t generation) {
   return known == in.known_steps.end() ? INT64_MAX : known->second;
 }
 
-// Why a holding cannot be combined with its group; "" if it can.
-std::string refusal(const ParamTable& table, const Holding& h, Group& g) {
+// Why a holding cannot be combined with its group; nothing if it can.
+std::optional<std::string> refusal(const ParamTable& table, const Holding& h,
+                                   Group& g) {
   // Check the sharding before ranks are counted by it.
   const auto shard = g.elements.empty()
                          ? make_rank_shard(table, h.sharding, h.rank).status()
@@ -60,7 +61,7 @@ std::string refusal(const ParamTable& table, const Holding& h, Group& g) {
                               .zero.state_elements();
   if (g.elements[content] != h.elements)
     return fmt::format("{} elements, not {}", h.elements, g.elements[content]);
-  return "";
+  return std::nullopt;
 }
 
 std::vector<Group> groups_of(const ParamTable& table, const Inventory& in,
@@ -94,10 +95,10 @@ std::vector<Group> groups_of(const ParamTable& table, const Inventory& in,
                         .tokens = h.tokens,
                         .sequences = h.sequences});
     }
-    if (const std::string no = refusal(table, h, groups[*at]); no.empty())
-      groups[*at].members.push_back(i);
+    if (const auto no = refusal(table, h, groups[*at]))
+      note(*no);
     else
-      note(no);
+      groups[*at].members.push_back(i);
   }
   std::erase_if(groups, [](const Group& g) { return g.members.empty(); });
   std::sort(notes.begin(), notes.end());
@@ -124,9 +125,11 @@ std::vector<size_t> sources_of(const Inventory& in, const Group& g) {
   return order;
 }
 
-// Why no generation can start from the group; "" if one can, with its sources.
-std::string obstacle(const ParamTable& table, const Inventory& in,
-                     const Group& g, std::vector<size_t>* sources) {
+// Why no generation can start from the group; nothing if one can, with its
+// sources.
+std::optional<std::string> obstacle(const ParamTable& table,
+                                    const Inventory& in, const Group& g,
+                                    std::vector<size_t>* sources) {
   if (const int64_t last = last_step(in, g.generation); g.step > last)
     return fmt::format("is beyond step {}", last);
   if (in.refused.contains({g.generation, g.step}))
@@ -138,7 +141,8 @@ std::string obstacle(const ParamTable& table, const Inventory& in,
   std::vector<int> ranks;
   for (const size_t i : *sources) ranks.push_back(in.holdings[i].rank);
   const Status complete = geometry::check_complete(table, g.sharding, ranks);
-  return complete.ok() ? "" : "is incomplete: " + complete.message();
+  if (complete.ok()) return std::nullopt;
+  return "is incomplete: " + complete.message();
 }
 
 const CheckpointInfo* newest_checkpoint(const Inventory& in,
@@ -225,13 +229,13 @@ StateChoice choose_state(const ParamTable* table, const Inventory& in) {
   for (const Group& g : groups) {
     if (saved != nullptr && g.step < saved->step) break;
     std::vector<size_t> sources;
-    const std::string no = obstacle(*table, in, g, &sources);
-    if (no.empty()) {
+    const auto no = obstacle(*table, in, g, &sources);
+    if (!no) {
       c = from_memory(in, g, std::move(sources));
       c.why = with_notes(c.why, notes);
       return c;
     }
-    notes.push_back(g.name() + " " + no);
+    notes.push_back(g.name() + " " + *no);
   }
   if (saved != nullptr) {
     c.kind = pb::Source::CHECKPOINT;
