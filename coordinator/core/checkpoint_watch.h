@@ -31,9 +31,8 @@ class CheckpointWatch {
 
   // What is new in the reports of the generation's members. An error is new
   // once by its code until a save succeeds, however many ranks and saves fail,
-  // and kUnavailable once on each worker.
-  // Nothing is saved that not every rank has committed: a later step than
-  // `committed` + 1 does not count yet.
+  // and kUnavailable once on each worker. Nothing is saved that not every rank
+  // has committed: a later step than `committed` + 1 does not count yet.
   std::vector<Result> observe(const Roster& roster, int64_t generation,
                               int64_t committed);
   // That step was saved in an earlier life of the coordinator.

@@ -29,8 +29,8 @@ class Gathering {
   };
   struct Next {
     bool scan = false;
-    // Why there is no mesh, if the job waits for another one since this call or
-    // with another offer.
+    // Why there is no mesh, if that is to be announced: the job has waited for
+    // nothing or for something else, or the workers offer something else now.
     std::optional<std::string> no_mesh;
     // Why there is none, however many workers join.
     std::optional<std::string> impossible;

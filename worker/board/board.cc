@@ -161,10 +161,11 @@ void Board::set_memory(const MemoryUse& m) {
     page_->memory[i].store(m.*kMemoryPurposes[i].bytes);
 }
 void Board::set_error(std::string_view text) { page_->error.write(text); }
-// The code first: whoever reads the text finds the code that belongs to it, or
-// that of a newer one.
+// The code first, and it stays when the text goes: whoever reads a text finds
+// its code, or that of a newer error.
 void Board::set_checkpoint_error(const Status& error) {
-  page_->checkpoint_code.store(static_cast<uint32_t>(error.code()));
+  if (!error.ok())
+    page_->checkpoint_code.store(static_cast<uint32_t>(error.code()));
   page_->checkpoint_error.write(error.ok() ? "" : error.to_string());
 }
 void Board::fail_save(const Status& error) {
