@@ -7,6 +7,7 @@
 #include "coordinator/ctl/verbs.h"
 #include "coordinator/rundir/run_dir.h"
 #include "parallel/geometry/layout.h"
+#include "parallel/jobfile/jobfile.h"
 #include "proto/base/text.h"
 
 namespace remesh::ctl {
@@ -14,13 +15,9 @@ namespace {
 
 // The least number of slots that the job can run on.
 int64_t slots_needed(const pb::Job& job) {
-  const pb::Parallel& p = job.parallel();
-  int64_t ranks = 1;
-  for (const int64_t degree :
-       {p.data_parallel_degree(), p.tensor_parallel_degree(),
-        p.pipeline_parallel_degree(), p.context_parallel_degree()})
-    ranks *= std::max<int64_t>(degree, 1);
-  int64_t least = job.elastic().layouts().empty() ? ranks : INT64_MAX;
+  int64_t least = job.elastic().layouts().empty()
+                      ? jobfile::ranks_of_degrees(job.parallel())
+                      : INT64_MAX;
   for (const std::string& text : job.elastic().layouts())
     if (const auto layout = geometry::Layout::parse(text); layout.ok())
       least = std::min<int64_t>(least, layout->world());

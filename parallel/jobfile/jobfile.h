@@ -107,6 +107,9 @@ const std::string& init_path(const pb::Model& model);
 
 // The model of a resolved job.
 geometry::ModelConfig model_config(const pb::Job& resolved);
+// Their product, with 1 for a degree that is to be chosen. It fits: three
+// degrees are at most 1,024, that of dp 65,536.
+int64_t ranks_of_degrees(const pb::Parallel& parallel);
 
 // The job as TOML, with every key; parse_job() of it returns the same message
 // if the job is resolved.

@@ -280,19 +280,13 @@ void check_pipeline(const pb::Job& job, Problems& out) {
 }
 
 void check_slots(const pb::Job& job, Problems& out) {
-  const pb::Parallel& p = job.parallel();
   const pb::Elastic& e = job.elastic();
   if (e.max_slots() != -1 && e.max_slots() < e.min_slots())
     out.push_back(fmt::format(
         "elastic.max_slots = {}: must be -1 or at least elastic.min_slots = "
         "{}",
         e.max_slots(), e.min_slots()));
-  // The product fits: three degrees are at most 1,024, that of dp 65,536.
-  int64_t ranks = 1;
-  for (const int64_t degree :
-       {p.data_parallel_degree(), p.tensor_parallel_degree(),
-        p.pipeline_parallel_degree(), p.context_parallel_degree()})
-    ranks *= std::max<int64_t>(degree, 1);
+  const int64_t ranks = ranks_of_degrees(job.parallel());
   if (e.layouts().empty() && e.max_slots() != -1 && ranks > e.max_slots())
     out.push_back(fmt::format(
         "elastic.max_slots = {}: must be -1 or at least {}, the ranks of the "
@@ -340,6 +334,15 @@ bool has_every_size(const pb::Model& model) {
 const std::string& init_path(const pb::Model& model) {
   return model.init_checkpoint().empty() ? model.init_from()
                                          : model.init_checkpoint();
+}
+
+int64_t ranks_of_degrees(const pb::Parallel& p) {
+  int64_t ranks = 1;
+  for (const int64_t degree :
+       {p.data_parallel_degree(), p.tensor_parallel_degree(),
+        p.pipeline_parallel_degree(), p.context_parallel_degree()})
+    ranks *= std::max<int64_t>(degree, 1);
+  return ranks;
 }
 
 geometry::ModelConfig model_config(const pb::Job& resolved) {
