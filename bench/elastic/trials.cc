@@ -98,11 +98,6 @@ bool Bench::settle() {
   return true;
 }
 
-int64_t Bench::generation() const {
-  const auto& m = cluster_.metrics();
-  return m.empty() ? 0 : m.back().value("generation", int64_t{0});
-}
-
 // Waits for the first step of a later generation than `generation`.
 bool Bench::measure(double fault_time, int64_t generation, Trial* out) {
   size_t at = 0;
@@ -176,7 +171,7 @@ pid_t Bench::some_rank(int trial) {
 bool Bench::rank_killed(int trial, Trial* out) {
   const pid_t pid = some_rank(trial);
   if (pid <= 0) return false;
-  const int64_t g = generation();
+  const int64_t g = cluster_.generation();
   const double t = unix_seconds();
   testing::send_signal(pid, SIGKILL);
   return measure(t, g, out) && settle();
@@ -185,7 +180,7 @@ bool Bench::rank_killed(int trial, Trial* out) {
 bool Bench::rank_stopped(int trial, Trial* out) {
   const pid_t pid = some_rank(trial);
   if (pid <= 0) return false;
-  const int64_t g = generation();
+  const int64_t g = cluster_.generation();
   const double t = unix_seconds();
   testing::send_signal(pid, SIGSTOP);
   return measure(t, g, out) && settle();
@@ -194,7 +189,7 @@ bool Bench::rank_stopped(int trial, Trial* out) {
 // Restarted at once, as a service manager does.
 bool Bench::worker_restarted(int trial, Trial* out) {
   const std::string name = name_of(trial);
-  const int64_t g = generation();
+  const int64_t g = cluster_.generation();
   const double t = unix_seconds();
   cluster_.worker(name).kill(SIGKILL);
   cluster_.worker(name).wait_ms(kPatienceMs);
@@ -204,7 +199,7 @@ bool Bench::worker_restarted(int trial, Trial* out) {
 
 bool Bench::host_lost(int trial, Trial* out) {
   const std::string name = name_of(trial);
-  const int64_t g = generation();
+  const int64_t g = cluster_.generation();
   const double t = cluster_.lose_host(name);
   const bool ok = measure(t, g, out);
   cluster_.start_worker({name});
@@ -213,7 +208,7 @@ bool Bench::host_lost(int trial, Trial* out) {
 
 bool Bench::worker_stopped(int trial, Trial* out) {
   const std::string name = name_of(trial);
-  const int64_t g = generation();
+  const int64_t g = cluster_.generation();
   const double t = unix_seconds();
   cluster_.worker(name).kill(SIGSTOP);
   const bool ok = measure(t, g, out);
@@ -222,7 +217,7 @@ bool Bench::worker_stopped(int trial, Trial* out) {
 }
 
 bool Bench::join(int, Trial* out) {
-  const int64_t g = generation();
+  const int64_t g = cluster_.generation();
   const double t = unix_seconds();
   cluster_.start_worker({kLate});
   const bool ok = measure(t, g, out);
@@ -233,7 +228,7 @@ bool Bench::join(int, Trial* out) {
 
 bool Bench::drain(int trial, Trial* out) {
   const std::string name = name_of(trial);
-  const int64_t g = generation();
+  const int64_t g = cluster_.generation();
   const double t = unix_seconds();
   (void)cluster_.remesh({"drain", name, cluster_.run_dir()});
   const bool ok = measure(t, g, out);
@@ -243,7 +238,7 @@ bool Bench::drain(int trial, Trial* out) {
 }
 
 bool Bench::scale(int, Trial* out) {
-  const int64_t g = generation();
+  const int64_t g = cluster_.generation();
   const double t = unix_seconds();
   (void)cluster_.remesh(
       {"scale", std::to_string(workers_ - 1), cluster_.run_dir()});
@@ -255,7 +250,7 @@ bool Bench::scale(int, Trial* out) {
 // Killed and restarted at once, as `remesh run` and systemd do.
 bool Bench::coordinator_killed(int, GapTrial* out) {
   testing::sleep_ms(static_cast<int64_t>(kWindowS * 1000));
-  const int64_t g = generation();
+  const int64_t g = cluster_.generation();
   const double t = unix_seconds();
   cluster_.coordinator().kill(SIGKILL);
   cluster_.coordinator().wait_ms(kPatienceMs);
@@ -267,7 +262,7 @@ bool Bench::coordinator_killed(int, GapTrial* out) {
         return time_of(m.back()) > t + kWindowS;
       },
       kPatienceMs);
-  if (!heard || generation() != g) {
+  if (!heard || cluster_.generation() != g) {
     fmt::print(stderr, "the coordinator did not adopt the ranks\n{}\n",
                cluster_.describe());
     return false;
@@ -292,7 +287,7 @@ double Bench::median_step_s(double since) const {
 
 std::string Bench::start_parts() const {
   const std::string log = testing::read_whole(fmt::format(
-      "{}/logs/gen-{}/rank-0.log", cluster_.run_dir(), generation()));
+      "{}/logs/gen-{}/rank-0.log", cluster_.run_dir(), cluster_.generation()));
   const size_t at = log.find("trainer: started");
   if (at == std::string::npos) return "";
   const size_t begin = log.find("exec_ms", at);

@@ -72,7 +72,6 @@ class Bench {
  private:
   std::string name_of(int index) const;
   bool settle();
-  int64_t generation() const;
   // That rank 0 made in that generation, from its log; -1: none.
   int64_t first_step_of(int64_t generation) const;
   pid_t some_rank(int trial);

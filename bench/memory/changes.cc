@@ -72,7 +72,6 @@ class Job {
   Status await(bool done, const std::string& what) const;
   Status await_command(const testing::Finished& f, const char* what) const;
   Status await_mesh(int64_t generation);
-  int64_t generation() const;
   // Of the newest generation: "init", "checkpoint" or "memory".
   std::string last_source_kind() const;
   void report(const std::string& name, Phase phase, uint64_t besides);
@@ -103,15 +102,10 @@ Status Job::await_command(const testing::Finished& f, const char* what) const {
                            f.exit.signal, f.output));
 }
 
-int64_t Job::generation() const {
-  const auto& m = cluster_.metrics();
-  return m.empty() ? 0 : m.back().value("generation", int64_t{0});
-}
-
 // Waits for some steps of a later generation.
 Status Job::await_mesh(int64_t generation) {
   RETURN_IF_ERROR(await(
-      testing::wait_until([&] { return this->generation() > generation; },
+      testing::wait_until([&] { return cluster_.generation() > generation; },
                           kPatienceMs) &&
           cluster_.wait_for_step(cluster_.last_step() + kSteps, kPatienceMs),
       "the mesh does not train"));
@@ -146,7 +140,7 @@ Status Job::begin() {
   RETURN_IF_ERROR(await(cluster_.wait_for_dp(2, 0, kPatienceMs),
                         "the mesh does not train"));
   // The second worker may have joined a mesh of the first one.
-  RETURN_IF_ERROR(await_mesh(generation() - 1));
+  RETURN_IF_ERROR(await_mesh(cluster_.generation() - 1));
   host_.take();
   ASSIGN_OR_RETURN(const pb::Job job,
                    jobfile::load_job(cluster_.run_dir() + "/job.toml"));
@@ -179,7 +173,7 @@ Status Job::change(const std::string& to) {
   const std::string name = mesh_ + " to " + to;
   old_state_ = sum_of(planner::predict_segments, shape_, layout_);
   mesh_ = to;
-  const int64_t g = generation();
+  const int64_t g = cluster_.generation();
   ASSIGN_OR_RETURN(layout_, Layout::parse(to));
   const size_t meshes = cluster_.events_named("mesh").size();
   host_.take();
@@ -205,7 +199,7 @@ Status Job::restart() {
   RETURN_IF_ERROR(end());
   RETURN_IF_ERROR(
       await(host_.shared() == 0, "the ended job left its state in memory"));
-  const int64_t g = generation();
+  const int64_t g = cluster_.generation();
   host_.take();
   cluster_.start_coordinator({"--resume"});
   start();

@@ -97,11 +97,6 @@ bool Soak::fail(const std::string& why) {
   return false;
 }
 
-int64_t Soak::generation() const {
-  const auto& m = cluster_.metrics();
-  return m.empty() ? 0 : m.back().value("generation", int64_t{0});
-}
-
 bool Soak::run() {
   if (!start()) return false;
   const double begin = unix_seconds();
@@ -109,7 +104,8 @@ bool Soak::run() {
     if (!one_fault(i)) return false;
     if (i % kReportEvery != 0 && i != options_.faults) continue;
     fmt::print("{:>5} faults, {:>4.0f} s: step {}, generation {}\n", i,
-               unix_seconds() - begin, cluster_.last_step(), generation());
+               unix_seconds() - begin, cluster_.last_step(),
+               cluster_.generation());
     std::fflush(stdout);
   }
   const bool ok = finish();
@@ -126,7 +122,8 @@ bool Soak::start() {
 }
 
 bool Soak::one_fault(int number) {
-  Waiting wait{.generation = generation(), .step = cluster_.last_step()};
+  Waiting wait{.generation = cluster_.generation(),
+               .step = cluster_.last_step()};
   const double time = unix_seconds();
   Kind kind = pick(number);
   while (!inject(kind, &wait)) kind = pick(number);
@@ -153,7 +150,7 @@ bool Soak::one_fault(int number) {
 }
 
 bool Soak::settle(const Waiting& wait) {
-  const auto changed = [&] { return generation() > wait.generation; };
+  const auto changed = [&] { return cluster_.generation() > wait.generation; };
   if (wait.change != Waiting::Change::kNone &&
       !testing::wait_until(changed, wait.change == Waiting::Change::kSure
                                         ? kPatienceMs
@@ -180,7 +177,7 @@ bool Soak::whole_again() {
   const testing::Json s = cluster_.wait_for_status(
       [&](const testing::Json& j) {
         return j.value("state", "") == "running" &&
-               j.value("generation", int64_t{-1}) == generation();
+               j.value("generation", int64_t{-1}) == cluster_.generation();
       },
       kPatienceMs);
   if (s.is_null()) return fail("the job is not running again");
@@ -240,12 +237,12 @@ void Soak::note_resident(int number) {
     if (r.first == 0)
       r = {.name = name,
            .first_fault = number,
-           .first_generation = generation(),
+           .first_generation = cluster_.generation(),
            .first = kib,
            .first_files = files};
     r.last_files = files;
     r.last_fault = number;
-    r.last_generation = generation();
+    r.last_generation = cluster_.generation();
     r.last = kib;
     r.most = std::max(r.most, kib);
   };

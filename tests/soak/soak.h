@@ -151,7 +151,6 @@ class Soak {
   void start_worker(const std::string& name);
   void lose_host(const std::string& name);
   std::string new_name() { return "w" + std::to_string(next_worker_++); }
-  int64_t generation() const;
 
   const Options options_;
   const std::string data_path_;

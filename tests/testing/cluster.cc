@@ -210,6 +210,11 @@ int64_t Cluster::last_step() const {
   return m.empty() ? 0 : m.back().value("step", int64_t{0});
 }
 
+int64_t Cluster::generation() const {
+  const auto& m = metrics();
+  return m.empty() ? 0 : m.back().value("generation", int64_t{0});
+}
+
 std::vector<Json> Cluster::events_named(const std::string& name) const {
   std::vector<Json> out;
   for (const Json& e : events())

@@ -105,6 +105,7 @@ class Cluster {
   const std::vector<Json>& events() const { return events_.read(); }
   std::vector<std::string> metric_lines() const;
   int64_t last_step() const;
+  int64_t generation() const;  // of the last step
   // The events of that name, in order.
   std::vector<Json> events_named(const std::string& name) const;
   // ---- the coordinator's status; null if it does not answer
