@@ -20,6 +20,7 @@
 #include "bench/elastic/trials.h"
 #include "bench/targets.h"
 #include "proto/base/clock.h"
+#include "proto/base/median.h"
 #include "proto/base/text.h"
 
 namespace remesh::bench {
@@ -46,25 +47,6 @@ struct Arguments {
   bool smoke = false;
 };
 
-struct Row {
-  const char* name;
-  const char* text;
-  bool (Bench::*run)(int, Trial*);
-};
-
-const std::vector<Row>& fault_rows() {
-  static const std::vector<Row> rows = {
-      {"rank", "rank killed", &Bench::rank_killed},
-      {"worker", "worker killed, back", &Bench::worker_restarted},
-      {"host", "worker, memory lost", &Bench::host_lost},
-      {"stopped", "rank SIGSTOPped", &Bench::rank_stopped},
-      {"silent", "worker SIGSTOPped", &Bench::worker_stopped},
-      {"join", "join", &Bench::join},
-      {"drain", "drain", &Bench::drain},
-      {"scale", "scale", &Bench::scale}};
-  return rows;
-}
-
 constexpr const char* kCoordinatorRow = "coordinator";
 
 // NaN: nothing was measured, which meets no target.
@@ -73,10 +55,9 @@ struct Summary {
   double worst = std::nan("");
 };
 
-Summary summarize(std::vector<double> v) {
+Summary summarize(const std::vector<double>& v) {
   if (v.empty()) return {};
-  std::sort(v.begin(), v.end());
-  return {v[v.size() / 2], v.back()};
+  return {median(v), *std::max_element(v.begin(), v.end())};
 }
 
 template <typename T>
@@ -86,7 +67,7 @@ Summary summarize(const std::vector<Trial>& trials, T Trial::*field) {
     if (t.*field < 0) return {};  // one that was not measured may be the worst
     v.push_back(static_cast<double>(t.*field));
   }
-  return summarize(std::move(v));
+  return summarize(v);
 }
 
 struct Outcome {
@@ -107,12 +88,12 @@ Outcome outcome_of(const std::vector<Trial>& trials, double step_s) {
           .step_s = step_s};
 }
 
-void print_row(const Row& row, size_t trials, const Outcome& o) {
+void print_row(const char* text, size_t trials, const Outcome& o) {
   fmt::print(
       "{:<20} {:>6} {:>8.3f} {:>8.3f} {:>8.3f} {:>8.3f} {:>5.0f} {:>6.3f}   "
       "{:.3f} + {:.3f} + {:.3f}\n",
-      row.text, trials, o.next.median, o.next.worst, o.pause.median,
-      o.pause.worst, o.lost.worst, o.step_s, o.noticed.median, o.planned.median,
+      text, trials, o.next.median, o.next.worst, o.pause.median, o.pause.worst,
+      o.lost.worst, o.step_s, o.noticed.median, o.planned.median,
       o.first_step.median);
   std::fflush(stdout);
 }
@@ -156,7 +137,7 @@ bool run_coordinator_row(const Arguments& a, Bench* bench, Targets& targets) {
   std::vector<double> typical;
   for (int i = 0; i < a.trials; ++i) {
     GapTrial t;
-    if (!bench->coordinator_killed(i, &t)) return false;
+    if (!bench->coordinator_killed(&t)) return false;
     around.push_back(t.longest_s);
     before.push_back(t.longest_before_s);
     typical.push_back(t.median_s);
@@ -253,17 +234,15 @@ int run(const Arguments& a) {
   {
     Bench bench(data.path(), a.bench);
     print_head(a);
-    for (const Row& row : fault_rows()) {
-      if (!wanted(a, row.name)) continue;
+    for (const Fault& fault : bench.faults()) {
+      if (!wanted(a, fault.name)) continue;
       const double begin = unix_seconds();
-      std::vector<Trial> trials;
-      for (int i = 0; i < a.trials; ++i) {
-        Trial t;
-        if (!(bench.*row.run)(i, &t)) return kExitFailed;
-        trials.push_back(t);
-      }
-      outcomes[row.name] = outcome_of(trials, bench.median_step_s(begin));
-      print_row(row, trials.size(), outcomes[row.name]);
+      std::vector<Trial> trials(static_cast<size_t>(a.trials));
+      for (int i = 0; i < a.trials; ++i)
+        if (!bench.run(fault, i, &trials[static_cast<size_t>(i)]))
+          return kExitFailed;
+      outcomes[fault.name] = outcome_of(trials, bench.median_step_s(begin));
+      print_row(fault.text, trials.size(), outcomes[fault.name]);
     }
     const std::string error = bench.sequence_error();
     targets.require("metrics.jsonl has each step once, in order: " + error,

@@ -147,11 +147,15 @@ bool Bench::measure(double fault_time, int64_t generation, Trial* out) {
   return true;
 }
 
+std::string Bench::log_of_rank_0(int64_t generation) const {
+  return testing::read_whole(
+      fmt::format("{}/logs/gen-{}/rank-0.log", cluster_.run_dir(), generation));
+}
+
 int64_t Bench::first_step_of(int64_t generation) const {
   static const std::regex kStep(
       "trainer: step generation=\\d+ rank=0 step=(\\d+)");
-  const std::string log = testing::read_whole(
-      fmt::format("{}/logs/gen-{}/rank-0.log", cluster_.run_dir(), generation));
+  const std::string log = log_of_rank_0(generation);
   std::smatch match;
   return std::regex_search(log, match, kStep) ? std::stoll(match[1]) : -1;
 }
@@ -168,87 +172,59 @@ pid_t Bench::some_rank(int trial) {
                        : ranks[static_cast<size_t>(trial) % ranks.size()].pid;
 }
 
-bool Bench::rank_killed(int trial, Trial* out) {
-  const pid_t pid = some_rank(trial);
-  if (pid <= 0) return false;
-  const int64_t g = cluster_.generation();
-  const double t = unix_seconds();
-  testing::send_signal(pid, SIGKILL);
-  return measure(t, g, out) && settle();
+std::vector<Fault> Bench::faults() {
+  testing::Cluster* const c = &cluster_;
+  const auto nothing = [](const Victim&) {};
+  const auto command = [=](const char* verb, const std::string& what) {
+    (void)c->remesh({verb, what, c->run_dir()});
+  };
+  const auto restart = [=](const Victim& v) {
+    c->worker(v.worker).wait_ms(kPatienceMs);
+    c->start_worker({v.worker});
+  };
+  return {
+      {"rank", "rank killed",
+       [](Victim& v) { testing::send_signal(v.rank, SIGKILL); }, nothing},
+      // Restarted at once, as a service manager does.
+      {"worker", "worker killed, back",
+       [=](Victim& v) {
+         c->worker(v.worker).kill(SIGKILL);
+         restart(v);
+       },
+       nothing},
+      {"host", "worker, memory lost",
+       [=](Victim& v) { v.time = c->lose_host(v.worker); }, restart},
+      {"stopped", "rank SIGSTOPped",
+       [](Victim& v) { testing::send_signal(v.rank, SIGSTOP); }, nothing},
+      {"silent", "worker SIGSTOPped",
+       [=](Victim& v) { c->worker(v.worker).kill(SIGSTOP); },
+       [=](const Victim& v) { c->worker(v.worker).kill(SIGCONT); }},
+      {"join", "join", [=](Victim&) { c->start_worker({kLate}); },
+       [=](const Victim&) {
+         c->worker(kLate).kill(SIGTERM);
+         c->worker(kLate).wait_ms(kPatienceMs);
+       }},
+      {"drain", "drain", [=](Victim& v) { command("drain", v.worker); },
+       restart},
+      // By one slot.
+      {"scale", "scale",
+       [=, this](Victim&) { command("scale", std::to_string(workers_ - 1)); },
+       [=](const Victim&) { command("scale", "all"); }}};
 }
 
-bool Bench::rank_stopped(int trial, Trial* out) {
-  const pid_t pid = some_rank(trial);
-  if (pid <= 0) return false;
+bool Bench::run(const Fault& fault, int trial, Trial* out) {
+  Victim victim{.worker = name_of(trial), .rank = some_rank(trial)};
+  if (victim.rank <= 0) return false;
   const int64_t g = cluster_.generation();
-  const double t = unix_seconds();
-  testing::send_signal(pid, SIGSTOP);
-  return measure(t, g, out) && settle();
-}
-
-// Restarted at once, as a service manager does.
-bool Bench::worker_restarted(int trial, Trial* out) {
-  const std::string name = name_of(trial);
-  const int64_t g = cluster_.generation();
-  const double t = unix_seconds();
-  cluster_.worker(name).kill(SIGKILL);
-  cluster_.worker(name).wait_ms(kPatienceMs);
-  cluster_.start_worker({name});
-  return measure(t, g, out) && settle();
-}
-
-bool Bench::host_lost(int trial, Trial* out) {
-  const std::string name = name_of(trial);
-  const int64_t g = cluster_.generation();
-  const double t = cluster_.lose_host(name);
-  const bool ok = measure(t, g, out);
-  cluster_.start_worker({name});
-  return ok && settle();
-}
-
-bool Bench::worker_stopped(int trial, Trial* out) {
-  const std::string name = name_of(trial);
-  const int64_t g = cluster_.generation();
-  const double t = unix_seconds();
-  cluster_.worker(name).kill(SIGSTOP);
-  const bool ok = measure(t, g, out);
-  cluster_.worker(name).kill(SIGCONT);
-  return ok && settle();
-}
-
-bool Bench::join(int, Trial* out) {
-  const int64_t g = cluster_.generation();
-  const double t = unix_seconds();
-  cluster_.start_worker({kLate});
-  const bool ok = measure(t, g, out);
-  cluster_.worker(kLate).kill(SIGTERM);
-  cluster_.worker(kLate).wait_ms(kPatienceMs);
-  return ok && settle();
-}
-
-bool Bench::drain(int trial, Trial* out) {
-  const std::string name = name_of(trial);
-  const int64_t g = cluster_.generation();
-  const double t = unix_seconds();
-  (void)cluster_.remesh({"drain", name, cluster_.run_dir()});
-  const bool ok = measure(t, g, out);
-  cluster_.worker(name).wait_ms(kPatienceMs);
-  cluster_.start_worker({name});
-  return ok && settle();
-}
-
-bool Bench::scale(int, Trial* out) {
-  const int64_t g = cluster_.generation();
-  const double t = unix_seconds();
-  (void)cluster_.remesh(
-      {"scale", std::to_string(workers_ - 1), cluster_.run_dir()});
-  const bool ok = measure(t, g, out);
-  (void)cluster_.remesh({"scale", "all", cluster_.run_dir()});
+  victim.time = unix_seconds();
+  fault.inject(victim);
+  const bool ok = measure(victim.time, g, out);
+  fault.undo(victim);
   return ok && settle();
 }
 
 // Killed and restarted at once, as `remesh run` and systemd do.
-bool Bench::coordinator_killed(int, GapTrial* out) {
+bool Bench::coordinator_killed(GapTrial* out) {
   testing::sleep_ms(static_cast<int64_t>(kWindowS * 1000));
   const int64_t g = cluster_.generation();
   const double t = unix_seconds();
@@ -286,8 +262,7 @@ double Bench::median_step_s(double since) const {
 }
 
 std::string Bench::start_parts() const {
-  const std::string log = testing::read_whole(fmt::format(
-      "{}/logs/gen-{}/rank-0.log", cluster_.run_dir(), cluster_.generation()));
+  const std::string log = log_of_rank_0(cluster_.generation());
   const size_t at = log.find("trainer: started");
   if (at == std::string::npos) return "";
   const size_t begin = log.find("exec_ms", at);

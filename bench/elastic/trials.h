@@ -4,6 +4,7 @@
 #include <sys/types.h>
 
 #include <cstdint>
+#include <functional>
 #include <string>
 #include <vector>
 
@@ -29,6 +30,22 @@ struct GapTrial {
   double median_s = -1;
 };
 
+// Whom a fault hits, and when.
+struct Victim {
+  std::string worker;
+  pid_t rank = 0;
+  double time = 0;  // unix seconds, right before the fault
+};
+
+struct Fault {
+  const char* name;
+  const char* text;
+  // May set the time, if it has something to do before.
+  std::function<void(Victim&)> inject;
+  // Called when the next step has finished.
+  std::function<void(const Victim&)> undo;
+};
+
 struct BenchOptions {
   int workers = 4;
   int interval = 100;  // of checkpoints
@@ -48,17 +65,11 @@ class Bench {
   Bench(const Bench&) = delete;
   Bench& operator=(const Bench&) = delete;
 
-  // Each restores the cluster to what it was. False (with the reason on stderr)
+  std::vector<Fault> faults();
+  // These restore the cluster to what it was. False (with the reason on stderr)
   // if it does not recover in time.
-  bool rank_killed(int trial, Trial* out);
-  bool worker_restarted(int trial, Trial* out);  // killed, same name again
-  bool host_lost(int trial, Trial* out);         // ... and its memory is lost
-  bool rank_stopped(int trial, Trial* out);
-  bool worker_stopped(int trial, Trial* out);
-  bool join(int trial, Trial* out);
-  bool drain(int trial, Trial* out);
-  bool scale(int trial, Trial* out);  // down by one slot
-  bool coordinator_killed(int trial, GapTrial* out);
+  bool run(const Fault& fault, int trial, Trial* out);
+  bool coordinator_killed(GapTrial* out);
 
   // The first violation of the rule that metrics.jsonl has each step once and
   // in order; "" if there is none.
@@ -72,6 +83,7 @@ class Bench {
  private:
   std::string name_of(int index) const;
   bool settle();
+  std::string log_of_rank_0(int64_t generation) const;
   // That rank 0 made in that generation, from its log; -1: none.
   int64_t first_step_of(int64_t generation) const;
   pid_t some_rank(int trial);
