@@ -1,9 +1,9 @@
 #include "bench/ranks.h"
 
+#include <fmt/format.h>
 #include <sched.h>
 
 #include <csignal>
-#include <cstdlib>
 #include <filesystem>
 
 #include "proto/base/clock.h"
@@ -16,10 +16,6 @@ constexpr int64_t kPatienceMs = 3'600'000;
 constexpr int64_t kPollMs = 500;
 constexpr size_t kLastLines = 15;
 }  // namespace
-
-bool started_by_mpirun() {
-  return std::getenv("OMPI_COMM_WORLD_RANK") != nullptr;
-}
 
 int cores() {
   cpu_set_t set;

@@ -3,9 +3,7 @@
 // program that was started first prints the table and judges the targets.
 #pragma once
 
-#include <fmt/format.h>
-
-#include <cstdio>
+#include <cstdlib>
 #include <functional>
 #include <string>
 #include <vector>
@@ -18,9 +16,6 @@ namespace remesh::bench {
 
 using testing::Json;
 
-// Whether mpirun started this process: then it is a rank.
-bool started_by_mpirun();
-
 // The cores that this process may run on.
 int cores();
 
@@ -30,16 +25,16 @@ Result<std::vector<Json>> run_in_ranks(
     int ranks, const std::vector<std::string>& arguments,
     const std::function<void(const Json&)>& show = {});
 
-// Runs measure(MpiWorld&) -> Status between MPI_Init and MPI_Finalize; returns
-// the exit code. A failing rank aborts all of them.
-template <typename F>
-int as_rank(const char* program, const F& measure) {
+// The rest of main(): run_all(options) -> exit code starts ranks; each of them
+// runs measure(options, MpiWorld&) -> Status between MPI_Init and MPI_Finalize.
+// A failing rank aborts all of them.
+template <typename Options, typename RunAll, typename Measure>
+int run_with_ranks(const char* program, const Options& options,
+                   const RunAll& run_all, const Measure& measure) {
+  if (std::getenv("OMPI_COMM_WORLD_RANK") == nullptr) return run_all(options);
   auto mpi = comm::MpiWorld::init({});
-  if (!mpi.ok()) {
-    fmt::print(stderr, "{}: {}\n", program, mpi.status().to_string());
-    return kExitFailed;
-  }
-  const Status s = measure(**mpi);
+  if (!mpi.ok()) return failed(program, mpi.status().to_string());
+  const Status s = measure(options, **mpi);
   if (!s.ok()) (*mpi)->abort(kExitFailed, s.to_string());
   (*mpi)->finalize();
   return 0;

@@ -4,6 +4,11 @@
 
 namespace remesh::bench {
 
+int failed(const std::string& what, const std::string& why) {
+  fmt::print(stderr, "{}: {}\n", what, why);
+  return kExitFailed;
+}
+
 void Targets::at_most(const std::string& what, double limit, double actual) {
   judged_.push_back({what, fmt::format("<= {:.3f}", limit),
                      fmt::format("{:.3f}", actual), actual <= limit});

@@ -16,6 +16,9 @@ constexpr int kExitMissed = 1;
 constexpr int kExitUsage = 2;
 constexpr int kExitFailed = 3;  // not measured
 
+// Says on stderr of what it could not be measured and why; returns kExitFailed.
+int failed(const std::string& what, const std::string& why);
+
 class Targets {
  public:
   explicit Targets(bool smoke) : smoke_(smoke) {}

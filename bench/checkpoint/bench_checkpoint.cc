@@ -32,6 +32,7 @@
 #include <vector>
 
 #include "bench/checkpoint/under_load.h"
+#include "bench/options.h"
 #include "bench/targets.h"
 #include "checkpoint/manifest/scan.h"
 #include "checkpoint/store/store.h"
@@ -379,17 +380,16 @@ class Bench {
 
 int run(const Options& o) {
   std::string dir = path_join(o.dir, "bench-ckpt-XXXXXX");
-  if (mkdtemp(dir.data()) == nullptr) {
-    fmt::print(stderr, "bench_checkpoint: cannot create a directory in {}\n",
-               o.dir);
-    return bench::kExitFailed;
-  }
+  if (mkdtemp(dir.data()) == nullptr)
+    return bench::failed("bench_checkpoint",
+                         "cannot create a directory in " + o.dir);
   Bench bench(o, dir);
   const Status done = bench.run();
   const Status removed = remove_all(*posix_file_system(), dir);
+  int code = 0;
   for (const Status& s : {done, removed})
-    if (!s.ok()) fmt::print(stderr, "bench_checkpoint: {}\n", s.to_string());
-  if (!done.ok() || !removed.ok()) return bench::kExitFailed;
+    if (!s.ok()) code = bench::failed("bench_checkpoint", s.to_string());
+  if (code != 0) return code;
   bench::Targets targets(o.smoke);
   bench.judge(targets);
   return targets.report(stderr);
@@ -404,19 +404,13 @@ int main(int argc, char** argv) {
   CLI::App app{
       "Speed of saving and loading a state, beside a plain write.\n"
       "Example: bench_checkpoint --mib 1024 --dir /data"};
-  app.add_option("--mib", o.mib, "Size of the state")
-      ->capture_default_str()
-      ->check(CLI::Range(1, 1 << 20));
-  app.add_option("--ranks", o.ranks, "Ranks that save, one shard each")
-      ->capture_default_str()
-      ->check(CLI::Range(1, 1024));
-  app.add_option("--trials", o.trials, "Trials")
-      ->capture_default_str()
-      ->check(CLI::Range(1, 1000));
-  app.add_option("--threads", o.threads,
-                 "Threads that train; 0: not measured beside training")
-      ->capture_default_str()
-      ->check(CLI::Range(0, 1024));
+  bench::add_number(app, "--mib", o.mib, "Size of the state", 1, 1 << 20);
+  bench::add_number(app, "--ranks", o.ranks, "Ranks that save, one shard each",
+                    1, 1024);
+  bench::add_number(app, "--trials", o.trials, "Trials", 1, 1000);
+  bench::add_number(app, "--threads", o.threads,
+                    "Threads that train; 0: not measured beside training", 0,
+                    1024);
   app.add_option("--compression", o.compression, "none or zlib")
       ->transform(
           CLI::CheckedTransformer(std::map<std::string, store::Compression>{

@@ -17,6 +17,7 @@
 #include <vector>
 
 #include "bench/comm/plain_mpi.h"
+#include "bench/options.h"
 #include "bench/ranks.h"
 #include "parallel/comm/mpi_comm.h"
 #include "proto/base/clock.h"
@@ -109,8 +110,8 @@ std::vector<size_t> sizes_up_to(size_t max_mib) {
   return out;
 }
 
-Status measure(const Options& o, comm::Comm& world) {
-  for (const size_t bytes : sizes_up_to(o.max_mib)) row(world, bytes);
+Status measure(const Options& o, comm::MpiWorld& mpi) {
+  for (const size_t bytes : sizes_up_to(o.max_mib)) row(mpi.world(), bytes);
   return ok_status();
 }
 
@@ -132,10 +133,7 @@ int run(const Options& o) {
   const size_t max_mib = o.smoke ? 1 : o.max_mib;
   const auto rows =
       run_in_ranks(o.ranks, {"--max-mib", std::to_string(max_mib)});
-  if (!rows.ok()) {
-    fmt::print(stderr, "bench_comm: {}\n", rows.status().message());
-    return kExitFailed;
-  }
+  if (!rows.ok()) return failed("bench_comm", rows.status().message());
   if (o.json)
     for (const Json& r : *rows) fmt::print("{}\n", r.dump());
   else
@@ -161,22 +159,15 @@ int run(const Options& o) {
 }  // namespace remesh::bench
 
 int main(int argc, char** argv) {
-  using namespace remesh;  // NOLINT: a program
-  bench::Options o;
+  using namespace remesh::bench;  // NOLINT: a program
+  Options o;
   CLI::App app{
       "All-reduce bandwidth compared with MPI_Allreduce.\n"
       "Example: bench_comm --ranks 2 --max-mib 16"};
-  app.add_option("--ranks", o.ranks, "Ranks")
-      ->capture_default_str()
-      ->check(CLI::Range(2, 256));
-  app.add_option("--max-mib", o.max_mib, "Largest message, MiB")
-      ->capture_default_str()
-      ->check(CLI::Range(1, 4096));
+  add_number(app, "--ranks", o.ranks, "Ranks", 2, 256);
+  add_number(app, "--max-mib", o.max_mib, "Largest message, MiB", 1, 4096);
   app.add_flag("--json", o.json, "One JSON object per line");
   app.add_flag("--smoke", o.smoke, "Small messages; no target is judged");
   CLI11_PARSE(app, argc, argv);
-  if (!bench::started_by_mpirun()) return bench::run(o);
-  return bench::as_rank("bench_comm", [&](comm::MpiWorld& mpi) {
-    return bench::measure(o, mpi.world());
-  });
+  return run_with_ranks("bench_comm", o, run, measure);
 }

@@ -20,6 +20,7 @@
 #include <vector>
 
 #include "bench/cpu_time.h"
+#include "bench/options.h"
 #include "bench/targets.h"
 #include "checkpoint/manifest/sharding.h"
 #include "checkpoint/memory/replica_placement.h"
@@ -312,9 +313,7 @@ int main_of(int argc, char** argv) {
   int64_t ms = 2000;
   bool smoke = false;
   CLI::App app{"What a job of many workers costs the coordinator's core."};
-  app.add_option("--workers", sizes, "numbers of workers")
-      ->check(CLI::Range(2, 8192))
-      ->capture_default_str();
+  add_number(app, "--workers", sizes, "numbers of workers", 2, 8192);
   app.add_option("--ms", ms, "of training")
       ->check(CLI::PositiveNumber)
       ->capture_default_str();

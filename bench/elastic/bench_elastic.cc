@@ -18,6 +18,7 @@
 #include <vector>
 
 #include "bench/elastic/trials.h"
+#include "bench/options.h"
 #include "bench/targets.h"
 #include "proto/base/clock.h"
 #include "proto/base/median.h"
@@ -270,26 +271,21 @@ int run(const Arguments& a) {
 }  // namespace remesh::bench
 
 int main(int argc, char** argv) {
+  using namespace remesh::bench;  // NOLINT: a program
   CLI::App app("Time from a fault to the next finished step.");
-  remesh::bench::Arguments a;
-  app.add_option("--trials", a.trials, "Faults per row")
-      ->check(CLI::Range(1, 1000))
-      ->capture_default_str();
-  app.add_option("--workers", a.bench.workers, "Workers, one rank each")
-      ->check(CLI::Range(2, 64))
-      ->capture_default_str();
-  app.add_option("--interval", a.bench.interval, "Steps between checkpoints")
-      ->check(CLI::Range(0, 100000))
-      ->capture_default_str();
+  Arguments a;
+  add_number(app, "--trials", a.trials, "Faults per row", 1, 1000);
+  add_number(app, "--workers", a.bench.workers, "Workers, one rank each", 2,
+             64);
+  add_number(app, "--interval", a.bench.interval, "Steps between checkpoints",
+             0, 100000);
   app.add_option("--dead-after-ms", a.bench.dead_after_ms,
                  "elastic.dead_after_ms")
       ->capture_default_str();
-  app.add_option("--hang-after-s", a.bench.hang_after_s, "elastic.hang_after_s")
-      ->check(CLI::Range(0.5, 600.0))
-      ->capture_default_str();
-  app.add_option("--zero-stage", a.bench.zero_stage, "parallel.zero_stage")
-      ->check(CLI::Range(0, 3))
-      ->capture_default_str();
+  add_number(app, "--hang-after-s", a.bench.hang_after_s,
+             "elastic.hang_after_s", 0.5, 600.0);
+  add_number(app, "--zero-stage", a.bench.zero_stage, "parallel.zero_stage", 0,
+             3);
   app.add_flag("--no-auth", a.bench.no_auth,
                "Without keys on the control plane, to see what they cost");
   app.add_option("--model", a.bench.model,
@@ -312,5 +308,5 @@ int main(int argc, char** argv) {
     a.bench.workers = 2;
     a.rows = {"rank", "join"};
   }
-  return remesh::bench::run(a);
+  return run(a);
 }

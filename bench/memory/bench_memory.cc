@@ -28,8 +28,8 @@
 #include "bench/dtype.h"
 #include "bench/kept_state.h"
 #include "bench/memory/changes.h"
-#include "bench/model_options.h"
 #include "bench/models.h"
+#include "bench/options.h"
 #include "bench/random_batch.h"
 #include "bench/ranks.h"
 #include "parallel/comm/mpi_comm.h"
@@ -234,12 +234,8 @@ const std::vector<Row>& rows() {
 }
 
 Result<Json> run_row(const Row& row, const Options& o) {
-  std::vector<std::string> arguments = {"--size",  o.size,
-                                        "--dtype", o.dtype,
-                                        "--batch", std::to_string(o.batch),
-                                        "--seq",   std::to_string(o.seq)};
-  arguments.insert(arguments.end(), row.arguments.begin(), row.arguments.end());
-  ASSIGN_OR_RETURN(const auto found, run_in_ranks(row.ranks, arguments));
+  ASSIGN_OR_RETURN(const auto found,
+                   run_in_ranks(row.ranks, model_arguments(o, row.arguments)));
   if (found.size() != 1) return internal("the ranks printed no figures");
   return found.front();
 }
@@ -346,21 +342,20 @@ int run_all(const Options& o) {
   Status done = run_rows(o, targets);
   if (done.ok()) done = run_changes(o, targets);
   if (done.ok()) return targets.report();
-  fmt::print(stderr, "bench_memory: {}\n", done.message());
-  return kExitFailed;
+  return failed("bench_memory", done.message());
 }
 
 }  // namespace
 }  // namespace remesh::bench
 
 int main(int argc, char** argv) {
-  using namespace remesh;  // NOLINT: a program
-  bench::Options o;
+  using namespace remesh::bench;  // NOLINT: a program
+  Options o;
   CLI::App app{
       "Memory that ranks need, compared with the planner's prediction.\n"
       "Example: bench_memory --size 42m"};
-  bench::add_model_options(app, o);
-  bench::add_schedule_options(app, o);
+  add_model_options(app, o);
+  add_schedule_options(app, o);
   app.add_option("--row", o.row, "Only rows whose name contains this");
   app.add_option("--layout", o.layout,
                  "Layout of the ranks that mpirun started");
@@ -374,8 +369,5 @@ int main(int argc, char** argv) {
     o.batch = 1;
     o.seq = 32;
   }
-  if (!bench::started_by_mpirun()) return bench::run_all(o);
-  return bench::as_rank("bench_memory", [&](comm::MpiWorld& mpi) {
-    return bench::measure(o, mpi);
-  });
+  return run_with_ranks("bench_memory", o, run_all, measure);
 }

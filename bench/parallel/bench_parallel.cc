@@ -28,8 +28,8 @@
 #include <vector>
 
 #include "bench/dtype.h"
-#include "bench/model_options.h"
 #include "bench/models.h"
+#include "bench/options.h"
 #include "bench/random_batch.h"
 #include "bench/ranks.h"
 #include "parallel/comm/mpi_comm.h"
@@ -409,21 +409,15 @@ void judge(const Options& o, const Json& r, Targets& targets) {
 
 std::vector<std::string> arguments_of(const Options& o) {
   std::vector<std::string> a = {
-      "--size",         o.size,
       "--microbatches", std::to_string(o.microbatches),
-      "--batch",        std::to_string(o.batch),
-      "--seq",          std::to_string(o.seq),
-      "--dtype",        o.dtype,
       "--rounds",       std::to_string(o.rounds),
       "--cores",        std::to_string(cores())};
-  const auto more = [&](const std::vector<std::string>& b) {
-    a.insert(a.end(), b.begin(), b.end());
-  };
-  if (!o.only.empty()) more({"--only", o.only});
+  if (!o.only.empty()) a.insert(a.end(), {"--only", o.only});
   if (!o.layout.empty())
-    more({"--layout", o.layout, "--zero", std::to_string(o.zero), "--schedule",
-          o.schedule, "--chunks", std::to_string(o.chunks)});
-  return a;
+    a.insert(a.end(),
+             {"--layout", o.layout, "--zero", std::to_string(o.zero),
+              "--schedule", o.schedule, "--chunks", std::to_string(o.chunks)});
+  return model_arguments(o, std::move(a));
 }
 
 int run_all(const Options& o) {
@@ -438,10 +432,7 @@ int run_all(const Options& o) {
       std::fflush(stdout);
       judge(o, r, targets);
     });
-    if (!rows.ok()) {
-      fmt::print(stderr, "bench_parallel: {}\n", rows.status().message());
-      return kExitFailed;
-    }
+    if (!rows.ok()) return failed("bench_parallel", rows.status().message());
     targets.require(fmt::format("rows of {} ranks", n), !rows->empty());
   }
   return targets.report(stderr);
@@ -451,20 +442,19 @@ int run_all(const Options& o) {
 }  // namespace remesh::bench
 
 int main(int argc, char** argv) {
-  using namespace remesh;  // NOLINT: a program
-  bench::Options o;
+  using namespace remesh::bench;  // NOLINT: a program
+  Options o;
   CLI::App app{
       "Steps of N single-threaded ranks compared with the best without "
       "communication.\nExample: bench_parallel --size 15m --ranks 2"};
-  bench::add_model_options(app, o);
-  bench::add_schedule_options(app, o);
+  add_model_options(app, o);
+  add_schedule_options(app, o);
   app.add_option("--only", o.only,
                  "Only configurations whose name contains this");
   app.add_option("--layout", o.layout,
                  "Only this layout of all ranks, like dp2,pp2");
-  app.add_option("--rounds", o.rounds, "Steps measured per configuration")
-      ->capture_default_str()
-      ->check(CLI::Range(1, 1000));
+  add_number(app, "--rounds", o.rounds, "Steps measured per configuration", 1,
+             1000);
   app.add_option("--cores", o.cores)->group("");  // for its own ranks
   app.add_flag("--json", o.json, "One JSON object per line");
   app.add_option("--ranks", o.ranks, "Numbers of ranks, a run for each")
@@ -480,8 +470,5 @@ int main(int argc, char** argv) {
     o.seq = 32;
     o.rounds = 1;
   }
-  if (!bench::started_by_mpirun()) return bench::run_all(o);
-  return bench::as_rank("bench_parallel", [&](comm::MpiWorld& mpi) {
-    return bench::measure(o, mpi);
-  });
+  return run_with_ranks("bench_parallel", o, run_all, measure);
 }

@@ -16,6 +16,7 @@
 
 #include "bench/dtype.h"
 #include "bench/models.h"
+#include "bench/options.h"
 #include "bench/step/yardstick.h"
 #include "bench/targets.h"
 #include "parallel/geometry/shard_table.h"
@@ -107,23 +108,15 @@ Status measure(const std::string& size, const Options& o,
 int main_of(int argc, char** argv) {
   Options o;
   CLI::App app{"The speed of remesh sample, one sequence at a time."};
-  std::vector<std::string> names;
-  for (const auto& [name, config] : models()) names.push_back(name);
   app.add_option("--size", o.sizes, "of bench/models.h")
-      ->check(CLI::IsMember(names))
+      ->check(CLI::IsMember(models()))
       ->capture_default_str();
-  app.add_option("--threads", o.threads)
-      ->check(CLI::Range(1, 1024))
-      ->capture_default_str();
+  add_number(app, "--threads", o.threads, "", 1, 1024);
   app.add_option("--dtype", o.dtype)
       ->check(CLI::IsMember({"fp32", "bf16"}))
       ->capture_default_str();
-  app.add_option("--tokens", o.tokens, "a round")
-      ->check(CLI::Range(1, 1 << 20))
-      ->capture_default_str();
-  app.add_option("--rounds", o.rounds)
-      ->check(CLI::Range(1, 1000))
-      ->capture_default_str();
+  add_number(app, "--tokens", o.tokens, "a round", 1, 1 << 20);
+  add_number(app, "--rounds", o.rounds, "", 1, 1000);
   app.add_flag("--smoke", o.smoke, "small sizes; targets are not judged");
   CLI11_PARSE(app, argc, argv);
   if (o.smoke) o.sizes = {"tiny"}, o.tokens = 4, o.rounds = 1;
@@ -134,9 +127,7 @@ int main_of(int argc, char** argv) {
   Targets targets(o.smoke);
   for (const std::string& size : o.sizes) {
     const Status s = measure(size, o, *backend, &targets);
-    if (s.ok()) continue;
-    fmt::print(stderr, "{}: {}\n", size, s.message());
-    return kExitFailed;
+    if (!s.ok()) return failed(size, s.message());
   }
   return targets.report();
 }

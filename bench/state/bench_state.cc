@@ -24,8 +24,8 @@
 #include "bench/cpu_time.h"
 #include "bench/dtype.h"
 #include "bench/kept_state.h"
-#include "bench/model_options.h"
 #include "bench/models.h"
+#include "bench/options.h"
 #include "bench/random_batch.h"
 #include "bench/ranks.h"
 #include "parallel/comm/mpi_comm.h"
@@ -257,15 +257,12 @@ int run_all(const Options& o) {
   for (const Row& row : kRows) {
     const auto rows = run_in_ranks(
         2,
-        {"--size", o.size, "--dtype", o.dtype, "--global-batch",
-         std::to_string(o.global_batch), "--batch", std::to_string(o.batch),
-         "--seq", std::to_string(o.seq), "--rounds", std::to_string(o.rounds),
-         "--layout", row.layout, "--zero", std::to_string(row.zero)});
-    if (!rows.ok() || rows->size() != 1) {
-      fmt::print(stderr, "bench_state: {}: {}\n", name_of(row),
-                 rows.ok() ? "no figures" : rows.status().message());
-      return kExitFailed;
-    }
+        model_arguments(o, {"--global-batch", std::to_string(o.global_batch),
+                            "--rounds", std::to_string(o.rounds), "--layout",
+                            row.layout, "--zero", std::to_string(row.zero)}));
+    if (!rows.ok() || rows->size() != 1)
+      return failed("bench_state: " + name_of(row),
+                    rows.ok() ? "no figures" : rows.status().message());
     print_row(name_of(row), rows->front());
     targets.require(
         name_of(row) + (row.replicas ? " has replicas" : " has no replicas"),
@@ -283,12 +280,12 @@ int run_all(const Options& o) {
 }  // namespace remesh::bench
 
 int main(int argc, char** argv) {
-  using namespace remesh;  // NOLINT: a program
-  bench::Options o;
+  using namespace remesh::bench;  // NOLINT: a program
+  Options o;
   CLI::App app{
       "Cost per step of keeping the state in shared memory and of replicas.\n"
       "Example: bench_state --size 15m --rounds 20"};
-  bench::add_model_options(app, o);
+  add_model_options(app, o);
   app.add_option("--layout", o.layout,
                  "Layout of the ranks that mpirun started");
   app.add_option("--zero", o.zero, "ZeRO stage")->check(CLI::Range(0, 3));
@@ -304,8 +301,5 @@ int main(int argc, char** argv) {
     o.seq = 32;
     o.rounds = 2;
   }
-  if (!bench::started_by_mpirun()) return bench::run_all(o);
-  return bench::as_rank("bench_state", [&](comm::MpiWorld& mpi) {
-    return bench::measure(o, mpi);
-  });
+  return run_with_ranks("bench_state", o, run_all, measure);
 }

@@ -17,8 +17,8 @@
 
 #include "bench/dtype.h"
 #include "bench/kept_state.h"
-#include "bench/model_options.h"
 #include "bench/models.h"
+#include "bench/options.h"
 #include "bench/random_batch.h"
 #include "bench/step/peer.h"
 #include "bench/step/profiling_backend.h"
@@ -263,10 +263,7 @@ Result<Report> measure(const Options& o) {
 
 int run(const Options& o) {
   const auto report = measure(o);
-  if (!report.ok()) {
-    fmt::print(stderr, "bench_step: {}\n", report.status().message());
-    return kExitFailed;
-  }
+  if (!report.ok()) return failed("bench_step", report.status().message());
   if (o.json)
     print_json(*report);
   else
@@ -295,30 +292,25 @@ int run(const Options& o) {
 }  // namespace remesh::bench
 
 int main(int argc, char** argv) {
-  remesh::bench::Options o;
+  using namespace remesh::bench;  // NOLINT: a program
+  Options o;
   CLI::App app{
       "Speed of one training step of one rank.\n\nExample:\n  bench_step "
       "--size 42m --batch 8 --seq 256 --threads 2 --dtype bf16\n"};
-  remesh::bench::add_model_options(app, o);
-  app.add_option("--threads", o.threads, "CPU threads")
-      ->check(CLI::Range(1, 1024))
-      ->capture_default_str();
-  app.add_option("--steps", o.steps, "Steps per round; the first is warm-up")
-      ->check(CLI::Range(2, 1 << 20))
-      ->capture_default_str();
-  app.add_option("--rounds", o.rounds, "Rounds; the peer runs once per round")
-      ->check(CLI::Range(1, 1000))
-      ->capture_default_str();
+  add_model_options(app, o);
+  add_number(app, "--threads", o.threads, "CPU threads", 1, 1024);
+  add_number(app, "--steps", o.steps, "Steps per round; the first is warm-up",
+             2, 1 << 20);
+  add_number(app, "--rounds", o.rounds, "Rounds; the peer runs once per round",
+             1, 1000);
   app.add_flag("--recompute", o.recompute, "Recompute activations");
   app.add_flag("--json", o.json, "One JSON object on one line");
   app.add_option(
          "--peer", o.peer,
          "PyTorch program to run for comparison, with the same arguments")
       ->check(CLI::ExistingFile);
-  app.add_option("--peer-steps", o.peer_steps,
-                 "Steps of the peer per round; the first is warm-up")
-      ->check(CLI::Range(2, 1 << 20))
-      ->capture_default_str();
+  add_number(app, "--peer-steps", o.peer_steps,
+             "Steps of the peer per round; the first is warm-up", 2, 1 << 20);
   CLI11_PARSE(app, argc, argv);
   if (o.smoke) {
     o.size = "tiny";
@@ -327,5 +319,5 @@ int main(int argc, char** argv) {
     o.steps = 2;
     o.rounds = 1;
   }
-  return remesh::bench::run(o);
+  return run(o);
 }

@@ -15,6 +15,7 @@
 #include <vector>
 
 #include "bench/cpu_time.h"
+#include "bench/options.h"
 #include "bench/targets.h"
 #include "proto/base/median.h"
 #include "worker/data/text_reader.h"
@@ -183,15 +184,12 @@ int main(int argc, char** argv) {
                      tokenizer::kTokenizerHelp);
   app.add_option("--vocab-size", o.vocab_size, "Of the trained one")
       ->capture_default_str();
-  app.add_option("--rounds", o.rounds, "Measurements")
-      ->check(CLI::Range(1, 1000))
-      ->capture_default_str();
+  add_number(app, "--rounds", o.rounds, "Measurements", 1, 1000);
   app.add_flag("--smoke", o.smoke, "Tiny and quick; targets are not judged");
   CLI11_PARSE(app, argc, argv);
   const auto code = run(o);
   if (code.ok()) return *code;
-  fmt::print(stderr, "bench_tokenizer: {}\n", code.status().to_string());
-  return kExitFailed;
+  return failed("bench_tokenizer", code.status().to_string());
 }
 
 }  // namespace
