@@ -4,9 +4,7 @@
 #pragma once
 
 #include <fmt/format.h>
-#include <unistd.h>
 
-#include <filesystem>
 #include <memory>
 #include <string>
 
@@ -14,6 +12,8 @@
 #include "parallel/comm/comm.h"
 #include "parallel/geometry/param_table.h"
 #include "proto/control.pb.h"
+#include "tests/testing/engine.h"
+#include "tests/testing/temp_dir.h"
 #include "worker/engine/engine.h"
 #include "worker/train/replication.h"
 #include "worker/train/state_home.h"
@@ -48,24 +48,26 @@ class Kept {
  public:
   Kept(const geometry::ParamTable& table, const geometry::Layout& layout,
        int rank, int64_t global_batch, int64_t seq)
-      : folder_(fmt::format("/dev/shm/remesh-bench-{}", getpid())),
-        table_(table),
-        spec_(spec_of(layout, rank, folder_, global_batch, seq)),
-        home_(table, spec_, rank) {
-    std::filesystem::create_directory(folder_);
-  }
-  ~Kept() { remove(); }
-  Kept(const Kept&) = delete;
-  Kept& operator=(const Kept&) = delete;
+      : table_(table),
+        spec_(spec_of(layout, rank, folder_->path(), global_batch, seq)),
+        home_(table, spec_, rank) {}
   train::StateHome& home() { return home_; }
-  // Connects the replicas. REQUIRES: home() holds the first state.
-  Status replicate(engine::Engine& e, comm::Comm& world) {
+  // An engine with initial weights and, if the mesh has them, replicas.
+  // `store`: puts states into home(); null: home() itself. Collective.
+  Result<std::unique_ptr<engine::Engine>> make_engine(
+      comm::Mesh& mesh, const engine::EngineOptions& options,
+      kernels::Backend& backend, uint64_t seed,
+      engine::StateStore* store = nullptr) {
+    ASSIGN_OR_RETURN(auto engine, engine::make_ready_engine(
+                                      table_, mesh, options, backend, seed,
+                                      store != nullptr ? store : &home_));
+    comm::Comm& world = mesh.world();
     ASSIGN_OR_RETURN(replicas_, train::Replication::prepare(
                                     table_, spec_, world.rank(), home_));
     world.barrier();
     if (replicas_ != nullptr) {
       RETURN_IF_ERROR(replicas_->connect(world));
-      e.set_poll([this] {
+      engine->set_poll([this] {
         const double began = thread_cpu_s();
         (void)replicas_->poll();
         cpu_s_ += thread_cpu_s() - began;
@@ -73,8 +75,8 @@ class Kept {
     }
     world.barrier();
     // Mappings stay valid, and a killed benchmark leaves nothing behind.
-    remove();
-    return ok_status();
+    folder_.reset();
+    return engine;
   }
   Status before_agreement() {
     if (replicas_ == nullptr) return ok_status();
@@ -93,12 +95,7 @@ class Kept {
   }
 
  private:
-  void remove() {
-    std::error_code error;
-    std::filesystem::remove_all(folder_, error);
-  }
-
-  const std::string folder_;
+  std::unique_ptr<ShmDir> folder_ = std::make_unique<ShmDir>();
   const geometry::ParamTable& table_;
   const pb::RankSpec spec_;
   train::StateHome home_;

@@ -15,7 +15,6 @@
 #include "bench/random_batch.h"
 #include "proto/base/clock.h"
 #include "proto/base/median.h"
-#include "tests/testing/engine.h"
 #include "tests/testing/local_comm.h"
 #include "worker/kernels/backend.h"
 #include "worker/train/checkpointer.h"
@@ -38,17 +37,14 @@ class UnderLoad {
   Status prepare() {
     ASSIGN_OR_RETURN(mesh_, comm::Mesh::make(*world_[0], {}));
     ASSIGN_OR_RETURN(
-        engine_, engine::make_engine(
-                     table_, *mesh_,
+        engine_, kept_.make_engine(
+                     *mesh_,
                      {.dtype = backend_->supports_bf16() ? model::Dtype::kBf16
                                                          : model::Dtype::kFp32,
                       .max_batch = kBatch,
                       .max_seq = kSeq,
                       .optimizer = {.weight_decay = 0.01, .max_norm = 1}},
-                     *backend_, {}, &kept_.home()));
-    engine::initialise(*engine_, *backend_, 0);
-    engine_->state_loaded();
-    RETURN_IF_ERROR(kept_.replicate(*engine_, *world_[0]));
+                     *backend_, /*seed=*/0));
     ASSIGN_OR_RETURN(board_, board::Board::create(1, 0));
     train::CheckpointerOptions o;
     o.folder = path_join(options_.dir, "saves");

@@ -149,30 +149,26 @@ Status measure(const Options& o, comm::MpiWorld& mpi) {
   ASSIGN_OR_RETURN(const auto schedule, geometry::parse_schedule(o.schedule));
   const auto table = geometry::ParamTable::make(models().at(o.size));
   const auto backend = kernels::make_cpu_backend(1);
-  const bool bf16 = o.dtype == "bf16";
   ASSIGN_OR_RETURN(const auto mesh, comm::Mesh::make(world, layout));
   world.barrier();
   const double before_kib = status_kib("VmRSS");
   std::optional<Kept> kept;
   if (o.keep_state)
     kept.emplace(table, layout, world.rank(), o.microbatches * o.batch, o.seq);
+  const engine::EngineOptions options{
+      .zero = {.stage = o.zero},
+      .schedule = schedule,
+      .chunks = o.chunks,
+      .recompute = *geometry::parse_recompute(o.recompute),
+      .dtype = dtype_of(o.dtype),
+      .num_microbatches = o.microbatches,
+      .max_batch = o.batch,
+      .max_seq = o.seq,
+      .optimizer = {.max_norm = 1}};
   ASSIGN_OR_RETURN(
       const auto e,
-      engine::make_engine(
-          table, *mesh,
-          {.zero = {.stage = o.zero},
-           .schedule = schedule,
-           .chunks = o.chunks,
-           .recompute = *geometry::parse_recompute(o.recompute),
-           .dtype = bf16 ? model::Dtype::kBf16 : model::Dtype::kFp32,
-           .num_microbatches = o.microbatches,
-           .max_batch = o.batch,
-           .max_seq = o.seq,
-           .optimizer = {.max_norm = 1}},
-          *backend, {}, kept ? &kept->home() : nullptr));
-  engine::initialise(*e, *backend, 1);
-  e->state_loaded();
-  if (kept) RETURN_IF_ERROR(kept->replicate(*e, world));
+      kept ? kept->make_engine(*mesh, options, *backend, /*seed=*/1)
+           : engine::make_ready_engine(table, *mesh, options, *backend, 1));
   RETURN_IF_ERROR(steps(o, layout, *e, mesh->coord().dp,
                         table.config().vocab_size, kept ? &*kept : nullptr));
   const double peak = (status_kib("VmHWM") - others_kib() - before_kib) / 1024;
@@ -181,7 +177,7 @@ Status measure(const Options& o, comm::MpiWorld& mpi) {
       .T = o.seq,
       .B = o.batch,
       .microbatches = o.microbatches,
-      .bf16 = bf16,
+      .bf16 = o.dtype == "bf16",
       .packed = kernels::bf16_hardware() == kernels::Bf16Hardware::kAmx,
       .zero_stage = o.zero,
       .schedule = schedule,

@@ -67,6 +67,7 @@ struct Options {
   bool json = false;
   bool smoke = false;
 };
+constexpr uint64_t kSeed = 1;
 // Losses differ by rounding.
 constexpr double kLossDifferenceBf16 = 1e-2;
 constexpr double kLossDifferenceFp32 = 1e-4;
@@ -112,24 +113,22 @@ class Runner {
     auto r = std::unique_ptr<Runner>(new Runner());
     r->backend_ = kernels::make_cpu_backend(threads);
     ASSIGN_OR_RETURN(r->mesh_, comm::Mesh::make(world, c.layout));
-    const EngineOptions e{
-        .zero = {.stage = c.zero},
-        .schedule = c.schedule,
-        .chunks = c.chunks,
-        .dtype = o.dtype == "bf16" ? model::Dtype::kBf16 : model::Dtype::kFp32,
-        .num_microbatches = o.microbatches,
-        .max_batch = o.batch,
-        .max_seq = o.seq,
-        .optimizer = {.weight_decay = 0.1, .max_norm = 1}};
-    ASSIGN_OR_RETURN(
-        r->engine_, engine::make_engine(table, *r->mesh_, e, *r->backend_, {}));
-    r->reset();
+    const EngineOptions e{.zero = {.stage = c.zero},
+                          .schedule = c.schedule,
+                          .chunks = c.chunks,
+                          .dtype = dtype_of(o.dtype),
+                          .num_microbatches = o.microbatches,
+                          .max_batch = o.batch,
+                          .max_seq = o.seq,
+                          .optimizer = {.weight_decay = 0.1, .max_norm = 1}};
+    ASSIGN_OR_RETURN(r->engine_, engine::make_ready_engine(
+                                     table, *r->mesh_, e, *r->backend_, kSeed));
     r->make_data(o, table.config().vocab_size);
     return r;
   }
 
   void reset() {
-    engine::initialise(*engine_, *backend_, 1);
+    engine::initialise(*engine_, *backend_, kSeed);
     engine_->state_loaded();
   }
 

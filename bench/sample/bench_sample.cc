@@ -81,8 +81,7 @@ double bytes(const geometry::ModelConfig& c, kernels::Dtype dtype,
 
 Status measure(const std::string& size, const Options& o,
                kernels::Backend& backend, Targets* targets) {
-  const auto dtype =
-      o.dtype == "bf16" ? kernels::Dtype::kBf16 : kernels::Dtype::kFp32;
+  const kernels::Dtype dtype = dtype_of(o.dtype);
   const geometry::ModelConfig& config = models().at(size);
   ASSIGN_OR_RETURN(const auto model,
                    sample::Generator::load(random_weights(config), dtype,

@@ -32,7 +32,6 @@
 #include "parallel/geometry/batch.h"
 #include "proto/base/clock.h"
 #include "proto/base/median.h"
-#include "tests/testing/engine.h"
 
 namespace remesh::bench {
 namespace {
@@ -103,20 +102,16 @@ class Trial {
         geometry::even_share(microbatches(), layout.dp, mesh_->coord().dp);
     batch_ = {mine.begin, mine.end, o_.batch, o_.seq,
               table_.config().vocab_size};
-    ASSIGN_OR_RETURN(
-        engine_,
-        engine::make_engine(table_, *mesh_,
-                            {.zero = {.stage = o_.zero},
-                             .dtype = o_.dtype == "bf16" ? model::Dtype::kBf16
-                                                         : model::Dtype::kFp32,
-                             .num_microbatches = microbatches(),
-                             .max_batch = o_.batch,
-                             .max_seq = o_.seq,
-                             .optimizer = {.max_norm = 1}},
-                            *backend_, {}, &state_));
-    engine::initialise(*engine_, *backend_, 1);
-    engine_->state_loaded();
-    return kept_.replicate(*engine_, world_);
+    ASSIGN_OR_RETURN(engine_,
+                     kept_.make_engine(*mesh_,
+                                       {.zero = {.stage = o_.zero},
+                                        .dtype = dtype_of(o_.dtype),
+                                        .num_microbatches = microbatches(),
+                                        .max_batch = o_.batch,
+                                        .max_seq = o_.seq,
+                                        .optimizer = {.max_norm = 1}},
+                                       *backend_, /*seed=*/1, &state_));
+    return ok_status();
   }
 
   enum class How { kInPlace, kKept, kReplicated };

@@ -28,7 +28,6 @@
 #include "parallel/geometry/model_work.h"
 #include "proto/base/clock.h"
 #include "proto/base/median.h"
-#include "tests/testing/engine.h"
 #include "tests/testing/local_comm.h"
 #include "worker/kernels/cpu/onednn_gemm.h"
 
@@ -37,7 +36,6 @@ namespace {
 
 using engine::Engine;
 using geometry::ParamTable;
-using kernels::Dtype;
 
 struct Options {
   std::string size = "42m";
@@ -87,19 +85,17 @@ class Trainer {
 
   Status make() {
     ASSIGN_OR_RETURN(mesh_, comm::Mesh::make(*world_[0], {}));
-    ASSIGN_OR_RETURN(engine_,
-                     engine::make_engine(
-                         table_, *mesh_,
-                         {.recompute = o_.recompute ? model::Recompute::kFull
-                                                    : model::Recompute::kNone,
-                          .dtype = o_.bf16() ? Dtype::kBf16 : Dtype::kFp32,
-                          .max_batch = o_.batch,
-                          .max_seq = o_.seq,
-                          .optimizer = {.weight_decay = 0.01, .max_norm = 1}},
-                         backend_, {}, &kept_.home()));
-    engine::initialise(*engine_, backend_, 0);
-    engine_->state_loaded();
-    return kept_.replicate(*engine_, *world_[0]);
+    ASSIGN_OR_RETURN(
+        engine_,
+        kept_.make_engine(*mesh_,
+                          {.recompute = o_.recompute ? model::Recompute::kFull
+                                                     : model::Recompute::kNone,
+                           .dtype = dtype_of(o_.dtype),
+                           .max_batch = o_.batch,
+                           .max_seq = o_.seq,
+                           .optimizer = {.weight_decay = 0.01, .max_norm = 1}},
+                          backend_, /*seed=*/0));
+    return ok_status();
   }
 
   Status step(bool measured) {

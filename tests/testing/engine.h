@@ -37,4 +37,16 @@ inline void initialise(Engine& engine, kernels::Backend& backend,
     base->rank_shard.shard.initial_values(seed, 0, base->weights.span());
 }
 
+// make_engine() with initial weights: ready for a step.
+inline Result<std::unique_ptr<Engine>> make_ready_engine(
+    const geometry::ParamTable& table, comm::Mesh& mesh,
+    const EngineOptions& options, kernels::Backend& backend, uint64_t seed,
+    StateStore* state = nullptr) {
+  ASSIGN_OR_RETURN(auto engine,
+                   make_engine(table, mesh, options, backend, {}, state));
+  initialise(*engine, backend, seed);
+  engine->state_loaded();
+  return engine;
+}
+
 }  // namespace remesh::engine
