@@ -61,13 +61,7 @@ class Profiler final : public ProfilingBackend {
                               int64_t rows, int64_t out, int64_t in,
                               float* dw) override {
     gemm("gemm_weight",
-         {.pass = GemmPass::kWeight,
-          .rows = rows,
-          .out = out,
-          .in = in,
-          .operands = d,
-          .result = Dtype::kFp32,
-          .add = true},
+         {GemmPass::kWeight, rows, out, in, d, Dtype::kFp32, /*add=*/true},
          [&] { b_.linear_backward_weight(d, dy, x, rows, out, in, dw); });
   }
   void rmsnorm(Dtype d, const float* x, const float* branch,
@@ -128,28 +122,21 @@ class Profiler final : public ProfilingBackend {
   }
   void attention(Dtype d, const AttentionShape& s, const void* q, const void* k,
                  const void* v, void* out, float* lse) override {
-    timed("attention",
-          attention_cost(d, s.B, s.T, s.T, s.num_heads, s.num_kv_heads,
-                         s.head_dim, false),
+    timed("attention", attention_cost(d, s, s.T, s.T, false),
           [&] { b_.attention(d, s, q, k, v, out, lse); });
   }
   void attention_backward(Dtype d, const AttentionShape& s, const void* q,
                           const void* k, const void* v, const void* out,
                           const float* lse, const void* dout, void* dq,
                           void* dk, void* dv) override {
-    timed("attention_backward",
-          attention_cost(d, s.B, s.T, s.T, s.num_heads, s.num_kv_heads,
-                         s.head_dim, true),
-          [&] {
-            b_.attention_backward(d, s, q, k, v, out, lse, dout, dq, dk, dv);
-          });
+    timed("attention_backward", attention_cost(d, s, s.T, s.T, true), [&] {
+      b_.attention_backward(d, s, q, k, v, out, lse, dout, dq, dk, dv);
+    });
   }
   void attention_segment(Dtype d, const AttentionSegment& s, const void* q,
                          const void* k, const void* v, bool first, float* out,
                          float* lse) override {
-    timed("attention",
-          attention_cost(d, s.B, s.Tq, s.Tk, s.num_heads, s.num_kv_heads,
-                         s.head_dim, false),
+    timed("attention", attention_cost(d, s, s.Tq, s.Tk, false),
           [&] { b_.attention_segment(d, s, q, k, v, first, out, lse); });
   }
   void attention_segment_backward(Dtype d, const AttentionSegment& s,
@@ -157,13 +144,9 @@ class Profiler final : public ProfilingBackend {
                                   const void* out, const float* lse,
                                   const void* dout, float* dq, float* dk,
                                   float* dv) override {
-    timed("attention_backward",
-          attention_cost(d, s.B, s.Tq, s.Tk, s.num_heads, s.num_kv_heads,
-                         s.head_dim, true),
-          [&] {
-            b_.attention_segment_backward(d, s, q, k, v, out, lse, dout, dq, dk,
-                                          dv);
-          });
+    timed("attention_backward", attention_cost(d, s, s.Tq, s.Tk, true), [&] {
+      b_.attention_segment_backward(d, s, q, k, v, out, lse, dout, dq, dk, dv);
+    });
   }
   void swiglu(Dtype d, const void* gu, int64_t rows, int64_t dim,
               void* y) override {
@@ -269,13 +252,7 @@ class Profiler final : public ProfilingBackend {
   }
   static GemmShape shape_of(GemmPass pass, const Weight& w, int64_t rows,
                             Dtype result, bool add = false) {
-    return {.pass = pass,
-            .rows = rows,
-            .out = w.out(),
-            .in = w.in(),
-            .operands = w.dtype(),
-            .result = result,
-            .add = add};
+    return {pass, rows, w.out(), w.in(), w.dtype(), result, add};
   }
   // Each operand once, and the result twice where it is added to.
   static OperationCost gemm_cost(const GemmShape& s) {
@@ -296,12 +273,11 @@ class Profiler final : public ProfilingBackend {
                 4 * elements(w.out(), w.in()) + static_cast<double>(w.bytes())};
   }
   // Causal: half of the scores. Two GEMMs forward, five backward.
-  static OperationCost attention_cost(Dtype d, int64_t B, int64_t Tq,
-                                      int64_t Tk, int64_t heads,
-                                      int64_t kv_heads, int64_t head_dim,
-                                      bool backward) {
-    const double q = elements(B * Tq, heads * head_dim);
-    const double kv = elements(B * Tk, kv_heads * head_dim);
+  template <typename Shape>
+  static OperationCost attention_cost(Dtype d, const Shape& s, int64_t Tq,
+                                      int64_t Tk, bool backward) {
+    const double q = elements(s.B * Tq, s.num_heads * s.head_dim);
+    const double kv = elements(s.B * Tk, s.num_kv_heads * s.head_dim);
     return {.flops = (backward ? 5 : 2) * q * static_cast<double>(Tk),
             .bytes = size(d) * (backward ? 4 * q + 4 * kv : 2 * q + 2 * kv)};
   }
