@@ -39,13 +39,11 @@ void CordonTest::expect_cordoned(testing::WorkerStart bad,
   EXPECT_EQ(status["cordons"][0]["host"], host);
   for (const Json& w : status["workers"])
     EXPECT_EQ(w["cordoned"] == "", w["name"] == "good") << w;
-  EXPECT_EQ(c().remesh({"uncordon", "good", c().run_dir()}).exit.code, 5);
-  const Finished f = c().remesh({"uncordon", "bad", c().run_dir()});
-  EXPECT_EQ(f.exit.code, 0) << f.output;
+  expect_remesh(5, {"uncordon", "good", c().run_dir()});
+  expect_remesh(0, {"uncordon", "bad", c().run_dir()});
   ASSERT_TRUE(c().wait_for_event("host_cordoned", 2));
   ASSERT_TRUE(c().wait_for_step(c().last_step() + 20));
-  for (const Json& mesh : c().events_named("mesh"))
-    EXPECT_EQ(lost_steps(mesh), 0) << mesh;
+  expect_no_step_lost();
   stop_in_order();
   for (const char* w : {"good", "bad"}) expect_exit(c().worker(w), 0);
   expect_sequence(c().last_step());
@@ -114,8 +112,7 @@ TEST_F(CordonTest, AHostThatLosesItsDataCostsNoStep) {
   ASSERT_TRUE(c().wait_for_event("host_cordoned"));
   ASSERT_TRUE(c().wait_for_event("checkpoint"));
   ASSERT_TRUE(c().wait_for_step(c().last_step() + 10));
-  for (const Json& mesh : c().events_named("mesh"))
-    EXPECT_EQ(lost_steps(mesh), 0) << mesh;
+  expect_no_step_lost();
   stop_in_order();
   for (const char* w : {"good", "bad"}) expect_exit(c().worker(w), 0);
   expect_sequence(c().last_step());

@@ -25,8 +25,7 @@ class DiskTest : public E2e {
 
 void DiskTest::train_to_20() {
   make({{"train.steps", "20"}});
-  c().start_run(1);
-  expect_exit(c().run(), 0, 60'000);
+  expect_exit(c().start_run(1), 0);
 }
 
 // Flips one bit in the middle of the file.
@@ -75,16 +74,13 @@ TEST_F(DiskTest, AFullDiskStopsSavingButNotTraining) {
   // A change of mesh would lose work, so it is postponed.
   c().start_worker({.name = "late"});
   ASSERT_TRUE(c().wait_for_event("change_put_off"));
-  const int64_t put_off_at = c().last_step();
-  ASSERT_TRUE(c().wait_for_step(put_off_at + 10));
+  ASSERT_TRUE(c().wait_for_step(c().last_step() + 10));
   EXPECT_EQ(c().events_named("mesh").size(), 1U);
-  const Finished save = c().remesh({"checkpoint", "save", c().run_dir()});
-  EXPECT_EQ(save.exit.code, 3) << save.output;
+  expect_remesh(3, {"checkpoint", "save", c().run_dir()});
   disk->free();
   const size_t saved = c().events_named("checkpoint").size();
   ASSERT_TRUE(c().wait_for_event("checkpoint", saved + 1));
-  stop_in_order();
-  expect_sequence(c().last_step());
+  stop_and_check();
   EXPECT_EQ(c().events_named("failure").size(), 0U);
 }
 
@@ -98,14 +94,12 @@ TEST_F(DiskTest, AFullDiskDoesNotBlockAChangeOfMesh) {
   ASSERT_TRUE(c().wait_for_dp(3));
   EXPECT_EQ(lost_steps(c().events_named("mesh").back()), 0);
   // Each rank reports each failed save once.
-  const int64_t at = c().last_step();
-  ASSERT_TRUE(c().wait_for_step(at + 20));
+  ASSERT_TRUE(c().wait_for_step(c().last_step() + 20));
   std::set<std::string> told;
   for (const Json& e : c().events_named("checkpoint_failed"))
     EXPECT_TRUE(told.insert(e.value("cause", "")).second) << e;
   disk->free();
-  stop_in_order();
-  expect_sequence(c().last_step());
+  stop_and_check();
   EXPECT_EQ(c().events_named("failure").size(), 0U);
 }
 
@@ -124,7 +118,7 @@ TEST_F(DiskTest, AFullDiskAtTheEndMakesTheJobWait) {
   ASSERT_TRUE(c().wait_for_event("job_done", 1, 60'000));
   expect_exit(c().coordinator(), 0);
   expect_sequence(150);
-  for (const Json& e : c().events_named("mesh")) EXPECT_EQ(lost_steps(e), 0);
+  expect_no_step_lost();
 }
 
 // A job that cannot be saved says so at once and continues; without saving it
@@ -134,13 +128,11 @@ TEST_F(DiskTest, AFullDiskDeclinesAStop) {
   if (disk == nullptr) GTEST_SKIP() << "needs mount";
   start_services(1, 12);
   disk->fill(64 << 10);
-  const Finished declined = c().remesh({"stop", c().run_dir()});
-  EXPECT_EQ(declined.exit.code, 3) << declined.output;
+  const Finished declined = expect_remesh(3, {"stop", c().run_dir()});
   EXPECT_NE(declined.output.find("No space left"), std::string::npos);
   EXPECT_NE(declined.output.find("--discard"), std::string::npos);
   ASSERT_TRUE(c().wait_for_step(c().last_step() + 5));
-  const Finished stopped = c().remesh({"stop", "--discard", c().run_dir()});
-  EXPECT_EQ(stopped.exit.code, 0) << stopped.output;
+  expect_remesh(0, {"stop", "--discard", c().run_dir()});
   expect_exit(c().coordinator(), 0);
   const int64_t last = c().last_step();
   EXPECT_NE(c().events_named("job_stopped")[0].value("detail", "").find("w1"),
@@ -150,9 +142,8 @@ TEST_F(DiskTest, AFullDiskDeclinesAStop) {
   c().start_coordinator({"--resume"});
   c().start_worker({.name = "w1"});
   ASSERT_TRUE(c().wait_for_step(last + 3));
-  stop_in_order();
-  expect_sequence(c().last_step());
-  for (const Json& e : c().events_named("mesh")) EXPECT_EQ(lost_steps(e), 0);
+  stop_and_check();
+  expect_no_step_lost();
 }
 
 // Nothing of what the coordinator writes fits: training continues, a rank that
@@ -181,8 +172,7 @@ TEST_F(DiskTest, AFullRunDirectoryDoesNotStopTraining) {
                              Words{"checkpoint", "save"}}) {
     Words words = asked;
     words.push_back(c().run_dir());
-    const Finished refused = c().remesh(words);
-    EXPECT_EQ(refused.exit.code, 3) << refused.output;
+    const Finished refused = expect_remesh(3, words);
     EXPECT_NE(refused.output.find("No space left"), std::string::npos)
         << refused.output;
   }
@@ -266,8 +256,7 @@ TEST_F(DiskTest, ACoordinatorWithoutDiskSpaceCanBeRestartedLater) {
   disk.free();
   start_services(1, 3);
   const int64_t at = c().last_step();
-  c().coordinator().kill(SIGKILL);
-  ASSERT_TRUE(c().coordinator().wait_ms(kEndMs));
+  kill_coordinator();
   disk.fill(0);
   // It takes the run over.
   c().start_coordinator();
@@ -280,8 +269,7 @@ TEST_F(DiskTest, ACoordinatorWithoutDiskSpaceCanBeRestartedLater) {
   disk.free();
   ASSERT_TRUE(c().wait_for_step(at + 3));
   EXPECT_TRUE(c().events_named("failure").empty());
-  stop_in_order();
-  expect_sequence(c().last_step());
+  stop_and_check();
 }
 
 // The same with the run directory on that disk, and Ctrl-C.
@@ -298,21 +286,18 @@ TEST_F(DiskTest, AFullRunDirectoryDeclinesAnInterrupt) {
   EXPECT_NE(declined.value("cause", "").find("No space left"),
             std::string::npos)
       << declined;
-  const int64_t declined_at = c().last_step();
-  ASSERT_TRUE(c().wait_for_step(declined_at + 10));
+  ASSERT_TRUE(c().wait_for_step(c().last_step() + 10));
   EXPECT_EQ(c().events_named("mesh").size(), 1U);
   disk.free();
-  c().run().kill(SIGINT);
-  expect_exit(c().run(), 130);
+  interrupt();
   expect_sequence(c().last_step());
 }
 
 TEST_F(DiskTest, ADamagedCheckpointIsReplacedByThePreviousOne) {
   train_to_20();
   damage(shard_of(c().checkpoints() + "/step-00000020"));
-  EXPECT_EQ(c().remesh({"checkpoint", "verify", c().run_dir()}).exit.code, 3);
-  c().start_run(1, {"--resume", "--set", "train.steps=30"});
-  expect_exit(c().run(), 0, 60'000);
+  expect_remesh(3, {"checkpoint", "verify", c().run_dir()});
+  expect_exit(c().start_run(1, {"--resume", "--set", "train.steps=30"}), 0);
   expect_sequence(30);
   const Json mesh = c().events_named("mesh").back();
   EXPECT_NE(mesh.value("source", "").find("step-00000010"), std::string::npos)
@@ -326,8 +311,7 @@ TEST_F(DiskTest, WithAllCheckpointsDamagedTheJobFailsWithTheReason) {
   train_to_20();
   for (const char* step : {"/step-00000010", "/step-00000020"})
     damage(shard_of(c().checkpoints() + step));
-  c().start_run(1, {"--resume", "--set", "train.steps=30"});
-  expect_exit(c().run(), 3, 60'000);
+  expect_exit(c().start_run(1, {"--resume", "--set", "train.steps=30"}), 3);
   const std::string last = testing::tail(c().run().output(), 1);
   EXPECT_NE(last.find("none can be loaded"), std::string::npos) << last;
   EXPECT_EQ(c().last_step(), 20);
@@ -341,8 +325,7 @@ TEST_F(DiskTest, WithAllCheckpointsDamagedTheJobFailsWithTheReason) {
 TEST_F(DiskTest, AJobWhoseCheckpointsAreMissingDoesNotStartOver) {
   train_to_20();
   fs::remove_all(c().checkpoints());
-  c().start_run(1, {"--resume", "--set", "train.steps=30"});
-  expect_exit(c().run(), 3, 60'000);
+  expect_exit(c().start_run(1, {"--resume", "--set", "train.steps=30"}), 3);
   const std::string last = testing::tail(c().run().output(), 1);
   EXPECT_NE(last.find("make the folder available"), std::string::npos) << last;
   EXPECT_EQ(c().last_step(), 20);

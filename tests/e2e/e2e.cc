@@ -35,10 +35,36 @@ void E2e::start_services(int workers, int64_t step) {
   ASSERT_TRUE(c().wait_for_dp(workers));
 }
 
+Finished E2e::expect_remesh(int code, const std::vector<std::string>& args,
+                            int64_t timeout_ms) {
+  Finished f = c().remesh(args, timeout_ms);
+  EXPECT_EQ(f.exit.code, code) << f.output;
+  return f;
+}
+
 void E2e::stop_in_order() {
-  const Finished f = c().remesh({"stop", c().run_dir()});
-  EXPECT_EQ(f.exit.code, 0) << f.output;
+  expect_remesh(0, {"stop", c().run_dir()});
   expect_exit(c().coordinator(), 0);
+}
+
+void E2e::stop_and_check() {
+  stop_in_order();
+  expect_sequence(c().last_step());
+}
+
+void E2e::interrupt() {
+  c().run().kill(SIGINT);
+  expect_exit(c().run(), 130);
+}
+
+void E2e::kill_coordinator(int signal) {
+  c().coordinator().kill(signal);
+  ASSERT_TRUE(c().coordinator().wait_ms(kEndMs));
+}
+
+void E2e::terminate_worker(const std::string& name) {
+  c().worker(name).kill(SIGTERM);
+  expect_exit(c().worker(name), 0);
 }
 
 void E2e::expect_exit(Process& process, int code, int64_t timeout_ms) {
@@ -54,12 +80,16 @@ void E2e::expect_sequence(int64_t last) {
   EXPECT_GT(last, 0);
 }
 
+void E2e::expect_no_step_lost() {
+  for (const Json& mesh : c().events_named("mesh"))
+    EXPECT_EQ(lost_steps(mesh), 0) << mesh;
+}
+
 std::vector<std::string> E2e::undisturbed_lines(Settings job,
                                                 int local_workers) {
   job["train.steps"] = std::to_string(c().last_step());
   make(job);
-  c().start_run(local_workers);
-  expect_exit(c().run(), 0, 200'000);
+  expect_exit(c().start_run(local_workers), 0, 200'000);
   return c().metric_lines();
 }
 

@@ -35,12 +35,24 @@ class E2e : public ::testing::Test {
 
   // Coordinator and workers w1, w2, ... as services, training past `step`.
   void start_services(int workers, int64_t step = 3);
+  // `remesh ARGS...` must exit with that code.
+  Finished expect_remesh(int code, const std::vector<std::string>& args,
+                         int64_t timeout_ms = 60'000);
   // `remesh stop`; all daemons must exit with code 0.
   void stop_in_order();
+  // The same, and every step must occur once and in order.
+  void stop_and_check();
+  // Ctrl-C: `remesh run` must exit with code 130.
+  void interrupt();
+  void kill_coordinator(int signal = SIGKILL);
+  // SIGTERM: the worker leaves and must exit with code 0.
+  void terminate_worker(const std::string& name);
   // The process must exit by itself with that code.
   void expect_exit(Process& process, int code, int64_t timeout_ms = kEndMs);
   // Steps 1 .. last must occur once each and in order.
   void expect_sequence(int64_t last);
+  // Every mesh must have continued from the last finished step.
+  void expect_no_step_lost();
   // The lines of metrics.jsonl of the same job on local workers, undisturbed,
   // for as many steps as the test's cluster has finished, which it replaces.
   std::vector<std::string> undisturbed_lines(Settings job, int local_workers);

@@ -17,21 +17,18 @@ TEST_F(ElasticTest, AWorkerThatJoinsMakesTheMeshLarger) {
   ASSERT_EQ(meshes.size(), 2U);
   EXPECT_EQ(lost_steps(meshes[1]), 0);
   EXPECT_EQ(c().events_named("failure").size(), 0U);
-  stop_in_order();
-  expect_sequence(c().last_step());
+  stop_and_check();
 }
 
 TEST_F(ElasticTest, ADrainedWorkerLeavesAndNothingIsLost) {
   make(endless({{"checkpoint.interval", "0"}}));
   start_services(2);
-  const Finished f = c().remesh({"drain", "w1", c().run_dir()});
-  EXPECT_EQ(f.exit.code, 0) << f.output;
+  expect_remesh(0, {"drain", "w1", c().run_dir()});
   expect_exit(c().worker("w1"), 0);
   ASSERT_TRUE(c().wait_for_dp(1));
   EXPECT_EQ(lost_steps(c().events_named("mesh").back()), 0);
   EXPECT_EQ(c().events_named("failure").size(), 0U);
-  stop_in_order();
-  expect_sequence(c().last_step());
+  stop_and_check();
 }
 
 TEST_F(ElasticTest, DrainingAnUnknownWorkerListsTheKnownOnes) {
@@ -46,13 +43,11 @@ TEST_F(ElasticTest, DrainingAnUnknownWorkerListsTheKnownOnes) {
 TEST_F(ElasticTest, SigtermToAWorkerLosesNothing) {
   make(endless({{"checkpoint.interval", "0"}}));
   start_services(2);
-  c().worker("w2").kill(SIGTERM);
-  expect_exit(c().worker("w2"), 0);
+  terminate_worker("w2");
   ASSERT_TRUE(c().wait_for_dp(1));
   EXPECT_EQ(lost_steps(c().events_named("mesh").back()), 0);
   EXPECT_EQ(c().events_named("failure").size(), 0U);
-  stop_in_order();
-  expect_sequence(c().last_step());
+  stop_and_check();
 }
 
 // The ranks agree on the stop; no coordinator is needed.
@@ -60,8 +55,7 @@ TEST_F(ElasticTest, SigtermWithoutACoordinatorSavesAndLosesNothing) {
   make(endless(
       {{"checkpoint.interval", "0"}, {"elastic.dead_after_ms", "6000"}}));
   start_services(2);
-  c().coordinator().kill(SIGKILL);
-  ASSERT_TRUE(c().coordinator().wait_ms(kEndMs));
+  kill_coordinator();
   c().worker("w2").kill(SIGTERM);
   ASSERT_TRUE(testing::wait_until(
       [&] {
@@ -73,8 +67,7 @@ TEST_F(ElasticTest, SigtermWithoutACoordinatorSavesAndLosesNothing) {
   c().start_coordinator();
   ASSERT_TRUE(c().wait_for_dp(1));
   EXPECT_EQ(lost_steps(c().events_named("mesh").back()), 0);
-  stop_in_order();
-  expect_sequence(c().last_step());
+  stop_and_check();
   EXPECT_EQ(c().events_named("metrics_gap").size(), 0U);
 }
 
@@ -105,8 +98,7 @@ TEST_F(ElasticTest, AStoppedWorkerCountsAsDeadUntilItReturns) {
   const int64_t alone = c().last_step();
   c().worker("w2").kill(SIGCONT);
   ASSERT_TRUE(c().wait_for_dp(2, alone));
-  stop_in_order();
-  expect_sequence(c().last_step());
+  stop_and_check();
 }
 
 TEST_F(ElasticTest, TenWorkersStartedTogetherMakeOneGeneration) {
@@ -128,8 +120,7 @@ TEST_F(ElasticTest, WaitsForTheMinimumNumberOfSlots) {
   make(endless({{"elastic.min_slots", "2"}}));
   start_services(2);
   const size_t waited = c().events_named("waiting").size();
-  c().worker("w2").kill(SIGTERM);
-  expect_exit(c().worker("w2"), 0);
+  terminate_worker("w2");
   ASSERT_TRUE(c().wait_for_event("waiting", waited + 1));
   const int64_t at = c().last_step();
   c().start_worker({.name = "w3"});
@@ -138,8 +129,7 @@ TEST_F(ElasticTest, WaitsForTheMinimumNumberOfSlots) {
   for (const Json& m : c().metrics()) EXPECT_EQ(m["mesh"]["dp"], 2) << m;
   EXPECT_EQ(c().metrics()[static_cast<size_t>(at)]["generation"],
             c().events_named("mesh").back()["generation"]);
-  stop_in_order();
-  expect_sequence(c().last_step());
+  stop_and_check();
 }
 
 }  // namespace

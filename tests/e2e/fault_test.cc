@@ -52,8 +52,7 @@ TEST_F(FaultTest, TenRandomKillsDoNotChangeTheLosses) {
     kill_one(k % 2 == 1, static_cast<int>(random() % 2));
     if (HasFatalFailure()) return;
   }
-  stop_in_order();
-  expect_sequence(c().last_step());
+  stop_and_check();
   for (const Json& m : c().metrics()) EXPECT_EQ(m["mesh"]["dp"], 2);
   EXPECT_GE(c().metrics().back()["generation"], 11);
   const auto disturbed = raw_losses(c().metric_lines());
@@ -192,7 +191,7 @@ TEST_F(FaultTest, TheLastLogLineOfAFailedRankIsQuoted) {
                 {"elastic.max_same_failures", "3"}}));
   c().start_coordinator();
   c().start_worker({.name = "w1"});
-  expect_exit(c().coordinator(), 3, 60'000);
+  expect_exit(c().coordinator(), 3);
   const auto failures = c().events_named("failure");
   ASSERT_EQ(failures.size(), 1U);
   const Json& e = failures[0];
@@ -218,8 +217,7 @@ TEST_F(FaultTest, TheOthersContinueWithoutAKilledWorker) {
   ASSERT_EQ(failures.size(), 1U);
   EXPECT_EQ(failures[0]["worker"], "w2") << failures[0];
   EXPECT_EQ(lost_steps(c().events_named("mesh").back()), 0);
-  stop_in_order();
-  expect_sequence(c().last_step());
+  stop_and_check();
 }
 
 TEST_F(FaultTest, KillingTheCoordinatorOfRemeshRunLosesNoStep) {
@@ -231,16 +229,14 @@ TEST_F(FaultTest, KillingTheCoordinatorOfRemeshRunLosesNoStep) {
   const int pid = c().status()["coordinator"]["pid"];
   testing::send_signal(pid, SIGKILL);
   ASSERT_TRUE(c().wait_for_event("coordinator_restarted"));
-  const int64_t at = c().last_step();
-  ASSERT_TRUE(c().wait_for_step(at + 10));
+  ASSERT_TRUE(c().wait_for_step(c().last_step() + 10));
   EXPECT_EQ(c().rank_pids(2), before);
   EXPECT_EQ(c().events_named("mesh").size(), 1U);
   // Who asks for a change in between reaches the next coordinator.
   const int next = c().status()["coordinator"]["pid"];
   EXPECT_NE(next, pid);
   testing::send_signal(next, SIGKILL);
-  const Finished stop = c().remesh({"stop", c().run_dir()});
-  EXPECT_EQ(stop.exit.code, 0) << stop.output;
+  expect_remesh(0, {"stop", c().run_dir()});
   expect_exit(c().run(), 4);
   expect_sequence(c().last_step());
   for (const Json& m : c().metrics()) EXPECT_EQ(m["generation"], 1);
@@ -251,8 +247,7 @@ TEST_F(FaultTest, ARestartedCoordinatorServiceAdoptsItsRanks) {
   start_services(2);
   const auto before = c().rank_pids(2);
   ASSERT_EQ(before.size(), 2U);
-  c().coordinator().kill(SIGKILL);
-  ASSERT_TRUE(c().coordinator().wait_ms(kEndMs));
+  kill_coordinator();
   EXPECT_TRUE(c().status(/*tries=*/1).is_null());
   testing::sleep_ms(4500);  // longer than dead_after_ms: no effect
   const int64_t at = c().last_step();
@@ -264,8 +259,7 @@ TEST_F(FaultTest, ARestartedCoordinatorServiceAdoptsItsRanks) {
   testing::send_signal(before.at(0), SIGKILL);
   ASSERT_TRUE(c().wait_for_event("failure"));
   ASSERT_TRUE(c().wait_for_dp(2, c().last_step()));
-  stop_in_order();
-  expect_sequence(c().last_step());
+  stop_and_check();
   EXPECT_EQ(c().events_named("metrics_gap").size(), 0U);
 }
 
@@ -276,12 +270,10 @@ TEST_F(FaultTest, KillingARankAndTheCoordinatorTogetherLosesNoStep) {
   ASSERT_EQ(pids.size(), 2U);
   const int64_t at = c().last_step();
   testing::send_signal(pids.at(1), SIGKILL);
-  c().coordinator().kill(SIGKILL);
-  ASSERT_TRUE(c().coordinator().wait_ms(kEndMs));
+  kill_coordinator();
   c().start_coordinator();
   ASSERT_TRUE(c().wait_for_dp(2, at + 3));
-  stop_in_order();
-  expect_sequence(c().last_step());
+  stop_and_check();
 }
 
 TEST_F(FaultTest, ASecondCoordinatorIsRefused) {
@@ -294,8 +286,7 @@ TEST_F(FaultTest, ASecondCoordinatorIsRefused) {
   EXPECT_NE(second.output.find(std::to_string(c().coordinator().pid())),
             std::string::npos)
       << second.output;
-  const int64_t at = c().last_step();
-  ASSERT_TRUE(c().wait_for_step(at + 3));
+  ASSERT_TRUE(c().wait_for_step(c().last_step() + 3));
   stop_in_order();
 }
 
@@ -317,12 +308,10 @@ TEST_F(FaultTest, OfTwoCoordinatorsTheNewerContinues) {
               older.output().find("another one has written") !=
                   std::string::npos)
       << older.output();
-  const int64_t at = c().last_step();
-  ASSERT_TRUE(c().wait_for_step(at + 5));
+  ASSERT_TRUE(c().wait_for_step(c().last_step() + 5));
   EXPECT_EQ(c().events_named("mesh").size(), 1U) << "nobody was disturbed";
   EXPECT_TRUE(c().events_named("failure").empty());
-  stop_in_order();
-  expect_sequence(c().last_step());
+  stop_and_check();
 }
 
 TEST_F(FaultTest, ARankThatAlwaysDiesFailsTheJobWithTheCause) {
@@ -335,7 +324,7 @@ TEST_F(FaultTest, ARankThatAlwaysDiesFailsTheJobWithTheCause) {
   chmod(broken.c_str(), 0755);
   c().start_coordinator();
   c().start_worker({.name = "w1", .more = {"--trainer", broken}});
-  expect_exit(c().coordinator(), 3, 60'000);
+  expect_exit(c().coordinator(), 3);
   const std::string last = testing::tail(c().coordinator().output(), 1);
   EXPECT_NE(last.find("rank 0 on worker w1"), std::string::npos) << last;
   EXPECT_EQ(c().events_named("job_failed").size(), 1U);

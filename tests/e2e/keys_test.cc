@@ -28,13 +28,8 @@ class KeysTest : public E2e {
   std::string key(const std::string& name) {
     return c().run_dir() + "/keys/" + name + ".key";
   }
-  void expect_done(const std::vector<std::string>& args) {
-    const Finished f = c().remesh(args);
-    EXPECT_EQ(f.exit.code, 0) << f.output;
-  }
   void kill_and_restart_coordinator() {
-    c().coordinator().kill(SIGKILL);
-    ASSERT_TRUE(c().coordinator().wait_ms(kEndMs));
+    kill_coordinator();
     c().start_coordinator();
   }
   std::string log_of(const std::string& worker) {
@@ -73,25 +68,20 @@ TEST_F(KeysTest, ARunRefusesUsersWhoCannotReadItsKeys) {
   ASSERT_FALSE(seen.is_null());
   EXPECT_EQ(seen["no_auth"], false);
   // Without a key.
-  Finished f = c().remesh({"stop", at, "--no-auth"});
-  EXPECT_EQ(f.exit.code, 2) << f.output;
+  Finished f = expect_remesh(2, {"stop", at, "--no-auth"});
   EXPECT_NE(f.output.find("demands a key"), std::string::npos) << f.output;
-  f = c().remesh({"stop", at});
-  EXPECT_EQ(f.exit.code, 2) << f.output;
+  f = expect_remesh(2, {"stop", at});
   EXPECT_NE(f.output.find("remesh key new"), std::string::npos) << f.output;
   // With a key that is not allowed, one of the wrong role, and one revoked.
-  expect_done({"key", "new", "viewer", "anna", c().run_dir()});
-  expect_done({"status", at, "--key", key("anna")});
-  f = c().remesh({"stop", at, "--key", key("anna")});
-  EXPECT_EQ(f.exit.code, 2) << f.output;
+  expect_remesh(0, {"key", "new", "viewer", "anna", c().run_dir()});
+  expect_remesh(0, {"status", at, "--key", key("anna")});
+  f = expect_remesh(2, {"stop", at, "--key", key("anna")});
   EXPECT_NE(f.output.find("role viewer"), std::string::npos) << f.output;
-  f = c().remesh({"stop", at, "--key", key("worker")});
-  EXPECT_EQ(f.exit.code, 2) << f.output;
+  expect_remesh(2, {"stop", at, "--key", key("worker")});
   const std::string copy = c().folder() + "/copy.key";
   const std::string server = c().run_dir() + "/keys/coordinator.pub";
-  expect_done({"key", "new", "operator", "x", "--out", copy});
-  f = c().remesh({"stop", at, "--key", copy, "--server-key", server});
-  EXPECT_EQ(f.exit.code, 2) << f.output;
+  expect_remesh(0, {"key", "new", "operator", "x", "--out", copy});
+  f = expect_remesh(2, {"stop", at, "--key", copy, "--server-key", server});
   EXPECT_NE(f.output.find("does not allow this key"), std::string::npos)
       << f.output;
   // A worker whose key is not allowed leaves.
@@ -100,7 +90,7 @@ TEST_F(KeysTest, ARunRefusesUsersWhoCannotReadItsKeys) {
                     .connect = at});
   expect_exit(c().worker("stranger"), 3);
   EXPECT_TRUE(c().events_named("stop_requested").empty());
-  expect_done({"stop", at, "--key", key("operator")});
+  expect_remesh(0, {"stop", at, "--key", key("operator")});
   expect_exit(c().run(), 4);
 }
 
@@ -129,9 +119,7 @@ TEST_F(KeysTest, AnAddressAndAKeyAreEnoughToChangeAndStopARun) {
       keys + "/coordinator.pub"};
   const auto remesh = [&](std::vector<std::string> args) {
     args.insert(args.end(), with_keys.begin(), with_keys.end());
-    const Finished f = c().remesh(args);
-    EXPECT_EQ(f.exit.code, 0) << f.output;
-    return f.output;
+    return expect_remesh(0, args).output;
   };
   EXPECT_EQ(remesh({"scale", "1", "--wait"}), "training on dp1\n");
   // It learns of the end although it does nothing between the request and that.
@@ -153,16 +141,16 @@ TEST_F(KeysTest, MembersSurviveNewKeysOnBothSides) {
   make(endless());
   start_services(2);
   const int64_t generation = c().metrics().back()["generation"];
-  expect_done({"key", "rotate", "coordinator", c().run_dir()});
+  expect_remesh(0, {"key", "rotate", "coordinator", c().run_dir()});
   testing::sleep_ms(1000);
   kill_and_restart_coordinator();
   expect_undisturbed(generation);
-  expect_done({"key", "rotate", "worker", c().run_dir()});
+  expect_remesh(0, {"key", "rotate", "worker", c().run_dir()});
   const auto own = wire::read_public_key(key("worker"));
   ASSERT_TRUE(own.ok()) << own.status().message();
   expect_in_logs_of_workers(*own);
   expect_undisturbed(generation);
-  expect_done({"key", "revoke", "worker-old", c().run_dir()});
+  expect_remesh(0, {"key", "revoke", "worker-old", c().run_dir()});
   expect_undisturbed(generation, 10);
   stop_in_order();
 }
@@ -170,7 +158,7 @@ TEST_F(KeysTest, MembersSurviveNewKeysOnBothSides) {
 TEST_F(KeysTest, AWorkerWhoseKeyIsRevokedIsDroppedAtOnce) {
   make(endless({{"elastic.dead_after_ms", "60000"}}));
   start_services(1);
-  expect_done({"key", "new", "worker", "second", c().run_dir()});
+  expect_remesh(0, {"key", "new", "worker", "second", c().run_dir()});
   c().start_worker({.name = "w2", .more = {"--key", key("second")}});
   ASSERT_TRUE(c().wait_for_dp(2)) << c().describe();
   // Its name is its own.
@@ -180,7 +168,7 @@ TEST_F(KeysTest, AWorkerWhoseKeyIsRevokedIsDroppedAtOnce) {
   EXPECT_EQ(c().events_named("worker_refused")[0]["worker"], "w2");
   EXPECT_TRUE(c().events_named("worker_lost").empty()) << c().describe();
   expect_exit(c().worker("thief"), 3);
-  expect_done({"key", "revoke", "second", c().run_dir()});
+  expect_remesh(0, {"key", "revoke", "second", c().run_dir()});
   ASSERT_TRUE(c().wait_for_event("worker_lost")) << c().describe();
   EXPECT_NE(std::string(c().events_named("worker_lost")[0]["cause"])
                 .find("not allowed"),
@@ -194,7 +182,7 @@ TEST_F(KeysTest, AWorkerWhoseKeyIsRevokedIsDroppedAtOnce) {
         return c().worker("w2").wait_ms(1100);
       },
       kEndMs));
-  expect_done({"stop", c().run_dir()});
+  expect_remesh(0, {"stop", c().run_dir()});
   expect_exit(c().coordinator(), 0);
   expect_exit(c().worker("w1"), 0);
 }
@@ -224,8 +212,8 @@ TEST_F(KeysTest, AStrangerAtTheCoordinatorsAddressSendsNobodyAway) {
 TEST_F(KeysTest, AJobSecretAdmitsWorkers) {
   make(endless());
   c().start_coordinator();
-  expect_done({"key", "new", "join", "batch", c().run_dir(), "--workers", "w*",
-               "--days", "1"});
+  expect_remesh(0, {"key", "new", "join", "batch", c().run_dir(), "--workers",
+                    "w*", "--days", "1"});
   const std::string secret = key("batch");
   for (const char* name : {"w1", "w2"})
     c().start_worker(
@@ -237,16 +225,16 @@ TEST_F(KeysTest, AJobSecretAdmitsWorkers) {
   // Workers present the next secret before the former one is revoked.
   const std::map<std::string, size_t> since = {{"w1", log_of("w1").size()},
                                                {"w2", log_of("w2").size()}};
-  expect_done({"key", "rotate", "batch", c().run_dir()});
+  expect_remesh(0, {"key", "rotate", "batch", c().run_dir()});
   expect_in_logs_of_workers("connection_replaced", since);
-  expect_done({"key", "revoke", "batch-old", c().run_dir()});
+  expect_remesh(0, {"key", "revoke", "batch-old", c().run_dir()});
   expect_undisturbed(generation);
   // A name that the secret does not admit, and the secret of another job.
   c().start_worker(
       {.name = "other", .more = {"--secret", secret}, .connect = address()});
   expect_exit(c().worker("other"), 3);
   const std::string foreign = c().folder() + "/foreign.key";
-  expect_done({"key", "new", "join", "x", "--out", foreign});
+  expect_remesh(0, {"key", "new", "join", "x", "--out", foreign});
   c().start_worker({.name = "w3",
                     .more = {"--secret", foreign, "--server-key",
                              c().run_dir() + "/keys/coordinator.pub"},
@@ -286,8 +274,7 @@ TEST_F(KeysTest, AFloodOfUnknownClientsDoesNotDisturbTheJob) {
     (void)!send(strangers[i], "nonsense, and more of it", 24, MSG_NOSIGNAL);
   EXPECT_FALSE(c().status().is_null());
   expect_undisturbed(generation);
-  c().coordinator().kill(SIGTERM);
-  EXPECT_TRUE(c().coordinator().wait_ms(kEndMs));
+  kill_coordinator(SIGTERM);
   for (const int fd : strangers) close(fd);
   c().start_coordinator();
   expect_undisturbed(generation);

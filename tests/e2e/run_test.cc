@@ -39,8 +39,7 @@ TEST_F(RunTest, TrainsToTheEndWithOneAndTwoWorkers) {
     make({{"train.steps", "40"},
           {"train.peak_flops", "1e12"},
           {"elastic.min_slots", std::to_string(workers)}});
-    c().start_run(workers);
-    expect_exit(c().run(), 0, 60'000);
+    expect_exit(c().start_run(workers), 0);
     expect_sequence(40);
     const auto metrics = c().metrics();
     ASSERT_FALSE(metrics.empty());
@@ -50,8 +49,7 @@ TEST_F(RunTest, TrainsToTheEndWithOneAndTwoWorkers) {
       EXPECT_EQ(m["generation"], 1);
       EXPECT_NEAR(m["mfu"].get<double>() * 1e12 * workers, m["flops_per_s"], 1);
     }
-    const Finished verify = c().remesh({"checkpoint", "verify", c().run_dir()});
-    EXPECT_EQ(verify.exit.code, 0) << verify.output;
+    expect_remesh(0, {"checkpoint", "verify", c().run_dir()});
     const Finished list = c().remesh({"checkpoint", "list", c().run_dir()});
     EXPECT_NE(list.output.find("40"), std::string::npos) << list.output;
     EXPECT_EQ(c().events_named("failure").size(), 0U);
@@ -60,8 +58,7 @@ TEST_F(RunTest, TrainsToTheEndWithOneAndTwoWorkers) {
 
 TEST_F(RunTest, H5pyReadsTheIndexOfACheckpoint) {
   make({{"train.steps", "5"}});
-  c().start_run(2);
-  expect_exit(c().run(), 0, 60'000);
+  expect_exit(c().start_run(2), 0);
   const Finished f =
       testing::run_program({"/usr/bin/python3", "-c", kReadIndex,
                             c().checkpoints() + "/step-00000005/index.h5"});
@@ -76,8 +73,8 @@ TEST_F(RunTest, DegreesOfDataParallelismAgree) {
   std::vector<std::vector<double>> losses;
   for (const int dp : {1, 2, 3, 5}) {
     make({{"train.steps", "50"}, {"checkpoint.interval", "0"}});
-    c().start_run(1, {"--slots-per-worker", std::to_string(dp)});
-    expect_exit(c().run(), 0, 90'000);
+    expect_exit(c().start_run(1, {"--slots-per-worker", std::to_string(dp)}), 0,
+                90'000);
     expect_sequence(50);
     losses.emplace_back();
     for (const Json& m : c().metrics()) {
@@ -96,16 +93,14 @@ TEST_F(RunTest, CtrlCSavesAndResumeContinuesWithOtherWorkers) {
                      {"checkpoint.interval", "0"},
                      {"elastic.min_slots", "2"}};
   make(job);
-  c().start_run(2);
-  expect_exit(c().run(), 0, 60'000);
+  expect_exit(c().start_run(2), 0);
   const auto whole = raw_losses(c().metric_lines());
   ASSERT_EQ(whole.size(), 200U);
 
   make(job);
   c().start_run(2);
   ASSERT_TRUE(c().wait_for_step(5));
-  c().run().kill(SIGINT);
-  expect_exit(c().run(), 130);
+  interrupt();
   const int64_t stopped_at = c().last_step();
   ASSERT_GE(stopped_at, 5);
   ASSERT_LT(stopped_at, 200);
@@ -113,12 +108,10 @@ TEST_F(RunTest, CtrlCSavesAndResumeContinuesWithOtherWorkers) {
   // order.
   c().start_run(1, {"--resume", "--set", "elastic.min_slots=1"});
   ASSERT_TRUE(c().wait_for_step(stopped_at + 5));
-  c().run().kill(SIGINT);
-  expect_exit(c().run(), 130);
-  c().start_run(3, {"--resume"});
-  expect_exit(c().run(), 0, 60'000);
+  interrupt();
+  expect_exit(c().start_run(3, {"--resume"}), 0);
   expect_sequence(200);
-  for (const Json& e : c().events_named("mesh")) EXPECT_EQ(lost_steps(e), 0);
+  expect_no_step_lost();
   const auto pieces = raw_losses(c().metric_lines());
   ASSERT_EQ(pieces.size(), 200U);
   for (int64_t i = 0; i < 200; ++i) {
@@ -134,16 +127,15 @@ TEST_F(RunTest, StopEndsARunCleanlyAndResumeContinues) {
   make(endless());
   c().start_run(2);
   ASSERT_TRUE(c().wait_for_step(5));
-  const Finished stop = c().remesh({"stop", c().run_dir()});
-  EXPECT_EQ(stop.exit.code, 0) << stop.output;
+  expect_remesh(0, {"stop", c().run_dir()});
   expect_exit(c().run(), 4);  // a script must not take this for the end
   EXPECT_EQ(c().events_named("job_stopped").size(), 1U);
   const int64_t at = c().last_step();
   expect_sequence(at);
   EXPECT_EQ(c().status()["state"], "stopped") << "from the files of the run";
-  c().start_run(1,
-                {"--resume", "--set", fmt::format("train.steps={}", at + 5)});
-  expect_exit(c().run(), 0);
+  expect_exit(c().start_run(1, {"--resume", "--set",
+                                fmt::format("train.steps={}", at + 5)}),
+              0);
   expect_sequence(at + 5);
 }
 
@@ -158,14 +150,13 @@ TEST_F(RunTest, ADetachedRunHasASessionOfItsOwn) {
   EXPECT_NE(refused.exit.code, 0);
   EXPECT_NE(refused.output.find("is not an address"), std::string::npos)
       << refused.output;
-  const Finished f = c().remesh(command, 60'000);
-  EXPECT_EQ(f.exit.code, 0) << f.output;
+  const Finished f = expect_remesh(0, command);
   const size_t at = f.output.find("pid ");
   ASSERT_NE(at, std::string::npos) << f.output;
   const pid_t pid = std::stoi(f.output.substr(at + 4));
   EXPECT_EQ(getsid(pid), pid);
   ASSERT_TRUE(c().wait_for_step(3));
-  EXPECT_EQ(c().remesh({"stop", c().run_dir()}, 60'000).exit.code, 0);
+  expect_remesh(0, {"stop", c().run_dir()});
   EXPECT_TRUE(testing::wait_until(
       [&] {
         return testing::read_whole(c().run_dir() + "/logs/run.out")
@@ -188,7 +179,7 @@ TEST_F(RunTest, ADetachedRunHasASessionOfItsOwn) {
     EXPECT_NE(f.output.find(need["what"].get<std::string>()), std::string::npos)
         << need << " is in the text: " << f.output;
   ASSERT_TRUE(c().wait_for_step(stopped_at + 1));
-  EXPECT_EQ(c().remesh({"stop", c().run_dir()}, 60'000).exit.code, 0);
+  expect_remesh(0, {"stop", c().run_dir()});
   expect_sequence(c().last_step());
 }
 
@@ -196,25 +187,20 @@ TEST_F(RunTest, ARunKeepsItsSettingsAndItsFinishedSteps) {
   make({{"train.steps", "5"}, {"checkpoint.interval", "0"}});
   c().start_run(1, {"--set", "train.steps=100000"});
   ASSERT_TRUE(c().wait_for_step(8));
-  c().run().kill(SIGINT);
-  expect_exit(c().run(), 130);
+  interrupt();
   const int64_t at = c().last_step();
   // The job file has 5 steps.
-  c().start_run(1, {"--resume"});
-  expect_exit(c().run(), 2);
+  expect_exit(c().start_run(1, {"--resume"}), 2);
   EXPECT_NE(c().run().output().find(fmt::format("has finished step {}", at)),
             std::string::npos)
       << c().run().output();
   // A script must not take this for a finished training.
-  c().start_run(1, {"--set", "train.steps=100000"});
-  expect_exit(c().run(), 4);
+  expect_exit(c().start_run(1, {"--set", "train.steps=100000"}), 4);
   EXPECT_NE(c().run().output().find("to continue: remesh resume"),
             std::string::npos)
       << c().run().output();
-  const Finished f =
-      c().remesh({"resume", c().run_dir(), "--local", "1", "--set",
-                  fmt::format("train.steps={}", at + 5)});
-  EXPECT_EQ(f.exit.code, 0) << f.output;
+  expect_remesh(0, {"resume", c().run_dir(), "--local", "1", "--set",
+                    fmt::format("train.steps={}", at + 5)});
   expect_sequence(at + 5);
   EXPECT_EQ(lost_steps(c().events_named("mesh").back()), 0);
   EXPECT_EQ(c().events_named("job_changed").size(), 1U);
@@ -224,29 +210,24 @@ TEST_F(RunTest, ARunInUseRefusesOtherSettings) {
   make(endless());
   c().start_run(1);
   ASSERT_TRUE(c().wait_for_step(3));
-  const Finished f = c().remesh({"run", c().job_file(), "--run-dir",
-                                 c().run_dir(), "--set", "train.steps=77"});
-  EXPECT_EQ(f.exit.code, 2) << f.output;
+  const Finished f =
+      expect_remesh(2, {"run", c().job_file(), "--run-dir", c().run_dir(),
+                        "--set", "train.steps=77"});
   EXPECT_NE(f.output.find("-> 77"), std::string::npos) << f.output;
-  c().run().kill(SIGINT);
-  expect_exit(c().run(), 130);
+  interrupt();
 }
 
 TEST_F(RunTest, CheckpointCommandSavesAndPrintsThePath) {
   make(endless({{"checkpoint.interval", "0"}}));
   c().start_run(2);
   ASSERT_TRUE(c().wait_for_step(5));
-  const Finished f = c().remesh({"checkpoint", "save", c().run_dir()});
-  EXPECT_EQ(f.exit.code, 0) << f.output;
+  const Finished f = expect_remesh(0, {"checkpoint", "save", c().run_dir()});
   const size_t at = f.output.find(c().run_dir());
   ASSERT_NE(at, std::string::npos) << f.output;
   const std::string path = f.output.substr(at, f.output.find('\n', at) - at);
-  const Finished verify = c().remesh({"checkpoint", "verify", path});
-  EXPECT_EQ(verify.exit.code, 0) << verify.output;
-  const int64_t step = c().last_step();
-  ASSERT_TRUE(c().wait_for_step(step + 3));  // training continues
-  c().run().kill(SIGINT);
-  expect_exit(c().run(), 130);
+  expect_remesh(0, {"checkpoint", "verify", path});
+  ASSERT_TRUE(c().wait_for_step(c().last_step() + 3));  // training continues
+  interrupt();
 }
 
 // The names in the status, and the files of workers in RUN/logs.
@@ -275,8 +256,7 @@ TEST_F(RunTest, LocalWorkersKeepTheirNamesAndLogsAcrossResumes) {
   ASSERT_TRUE(other.wait_for_step(3));
   for (const char* resume : {"--respawn", "--resume"}) {
     c().start_run(2, {resume});
-    const int64_t last = c().last_step();
-    ASSERT_TRUE(c().wait_for_step(last + 3));
+    ASSERT_TRUE(c().wait_for_step(c().last_step() + 3));
     EXPECT_EQ(worker_names(c().status()), two);
     c().run().kill(SIGKILL);  // its workers die with it
     ASSERT_TRUE(c().run().wait_ms(kEndMs));
@@ -284,7 +264,7 @@ TEST_F(RunTest, LocalWorkersKeepTheirNamesAndLogsAcrossResumes) {
   // The states that local-1 and local-2 left are found under their names.
   c().start_run(2, {"--resume"});
   ASSERT_TRUE(c().wait_for_step(c().last_step() + 3));
-  for (const Json& e : c().events_named("mesh")) EXPECT_EQ(lost_steps(e), 0);
+  expect_no_step_lost();
   // Another terminal adds a worker.
   Process more({{testing::program("remesh"), "run", c().job_file(), "--run-dir",
                  c().run_dir(), "--local", "1"},
@@ -297,8 +277,7 @@ TEST_F(RunTest, LocalWorkersKeepTheirNamesAndLogsAcrossResumes) {
                    .is_null());
   more.kill(SIGINT);
   expect_exit(more, 130);
-  c().run().kill(SIGINT);
-  expect_exit(c().run(), 130);
+  interrupt();
   EXPECT_EQ(worker_files(c().run_dir()),
             (std::set<std::string>{"worker-local-1.log", "worker-local-2.log",
                                    "worker-" + third + ".log"}));
@@ -319,16 +298,14 @@ TEST_F(RunTest, SecondCtrlCKillsAtOnce) {
   ASSERT_TRUE(c().wait_for_event("stop_requested"));
   testing::sleep_ms(ctl::Supervisor::kInterruptGapMs + 100);
   EXPECT_TRUE(c().run().running());
-  c().run().kill(SIGINT);
-  expect_exit(c().run(), 130, 60'000);
+  interrupt();
   // The states are still in memory.
   const int64_t last = c().last_step();
   c().start_run(2, {"--resume"});
   ASSERT_TRUE(c().wait_for_step(last + 3));
-  c().run().kill(SIGINT);
-  expect_exit(c().run(), 130);
+  interrupt();
   expect_sequence(c().last_step());
-  for (const Json& e : c().events_named("mesh")) EXPECT_EQ(lost_steps(e), 0);
+  expect_no_step_lost();
 }
 
 TEST_F(RunTest, StatusHasHostAndPidOfEveryDaemonAndRank) {
@@ -352,8 +329,7 @@ TEST_F(RunTest, StatusHasHostAndPidOfEveryDaemonAndRank) {
   EXPECT_EQ(pids.size(), 5U);
   for (const int pid : pids)
     EXPECT_NE(testing::process_state(pid), "") << "pid " << pid;
-  c().run().kill(SIGINT);
-  expect_exit(c().run(), 130);
+  interrupt();
 }
 
 // Whether a connection of that user to loopback is closed without an answer.
@@ -394,10 +370,8 @@ TEST_F(RunTest, RanksOfOneHostAcceptOnlyLocalConnectionsOfTheirUser) {
       ++listeners;
     }
   EXPECT_TRUE(listeners == 2 || geteuid() != 0);
-  const int64_t at = c().last_step();
-  EXPECT_TRUE(c().wait_for_step(at + 5));
-  c().run().kill(SIGINT);
-  expect_exit(c().run(), 130);
+  EXPECT_TRUE(c().wait_for_step(c().last_step() + 5));
+  interrupt();
   EXPECT_EQ(c().events_named("failure").size(), 0U);
 }
 
@@ -422,17 +396,14 @@ TEST_F(RunTest, AUnixSocketReplacesAPort) {
   EXPECT_TRUE(testing::listeners_of(status["coordinator"]["pid"]).empty());
   auto second = run;
   second[3] += "2";
-  const Finished taken = c().remesh(second);
-  EXPECT_EQ(taken.exit.code, 75);
+  const Finished taken = expect_remesh(75, second);
   EXPECT_NE(taken.output.find("in use"), std::string::npos) << taken.output;
-  c().run().kill(SIGINT);
-  expect_exit(c().run(), 130);
+  interrupt();
 }
 
 TEST_F(RunTest, ABadJobFileIsAUsageError) {
   make({{"train.stepz", "5"}});
-  c().start_run(1);
-  expect_exit(c().run(), 2);
+  expect_exit(c().start_run(1), 2);
   EXPECT_NE(c().run().output().find("train.steps"), std::string::npos)
       << c().run().output();
 }

@@ -94,15 +94,13 @@ TEST_F(StartTest, OfRunsStartedInOneDirectoryOneTrains) {
 TEST_F(StartTest, FewerStepsThanTheNewestStateAreRefused) {
   const int64_t in_metrics = leave_states_ahead();
   const Finished refused =
-      c().remesh({"resume", c().run_dir(), "--local", "1", "--set",
-                  fmt::format("train.steps={}", in_metrics + 20)});
-  EXPECT_EQ(refused.exit.code, 2) << refused.output;
+      expect_remesh(2, {"resume", c().run_dir(), "--local", "1", "--set",
+                        fmt::format("train.steps={}", in_metrics + 20)});
   expect_text(refused.output, "is in the memory of this host until ");
   EXPECT_EQ(c().last_step(), in_metrics) << "nothing was started";
   c().start_run(1, {"--resume"});
   ASSERT_TRUE(c().wait_for_step(in_metrics + 110));
-  c().run().kill(SIGINT);
-  expect_exit(c().run(), 130);
+  interrupt();
   const Json mesh = c().events_named("mesh").back();
   EXPECT_EQ(lost_steps(mesh), 0);
   EXPECT_NE(mesh.value("source", "").find("memory"), std::string::npos) << mesh;
@@ -137,16 +135,14 @@ TEST_F(StartTest, FewerStepsThanARemoteStateAreRefusedOnceItIsReported) {
   expect_exit(c().worker("local-1"), 0);
   c().start_run(1, {"--resume"});
   ASSERT_TRUE(c().wait_for_step(int64_t{end["step"]} + 3));
-  c().run().kill(SIGINT);
-  expect_exit(c().run(), 130);
+  interrupt();
   EXPECT_EQ(lost_steps(c().events_named("mesh").back()), 0);
 }
 
 TEST_F(StartTest, AChangedJobReachesRunningRanks) {
   make(endless({{"train.steps", "100000"}}));
   start_services(1);
-  c().coordinator().kill(SIGKILL);
-  ASSERT_TRUE(c().coordinator().wait_ms(kEndMs));
+  kill_coordinator();
   const int64_t steps = c().last_step() + 2000;
   c().start_coordinator({"--resume", "--set",
                          fmt::format("train.steps={}", steps), "--set",
@@ -159,8 +155,7 @@ TEST_F(StartTest, AChangedJobReachesRunningRanks) {
     return s["steps"] == steps && s["generation"] == 2 &&
            s["state"] == "running";
   }) != nullptr);
-  const int64_t at = c().last_step();
-  ASSERT_TRUE(c().wait_for_step(at + 3));
+  ASSERT_TRUE(c().wait_for_step(c().last_step() + 3));
   EXPECT_GT(c().metrics().back()["lr"], 0.01);
   EXPECT_EQ(lost_steps(c().events_named("mesh").back()), 0);
   stop_in_order();
@@ -168,14 +163,12 @@ TEST_F(StartTest, AChangedJobReachesRunningRanks) {
 
 TEST_F(StartTest, AJobFileEditedInTheRunIsRefused) {
   make({{"train.steps", "20"}});
-  c().start_run(1);
-  expect_exit(c().run(), 0);
+  expect_exit(c().start_run(1), 0);
   const std::string file = c().run_dir() + "/job.toml";
   const std::string text = edit_rate(file);
   std::vector<std::string> resume = {"resume", c().run_dir(), "--local",
                                      "1",      "--set",       "train.steps=25"};
-  const Finished refused = c().remesh(resume);
-  EXPECT_EQ(refused.exit.code, 2) << refused.output;
+  const Finished refused = expect_remesh(2, resume);
   expect_text(refused.output, "edited by hand: optimizer.lr 0.001 -> 0.01");
   EXPECT_EQ(c().status()["state"], "done");
   EXPECT_EQ(testing::read_whole(file), text);
@@ -185,8 +178,7 @@ TEST_F(StartTest, AJobFileEditedInTheRunIsRefused) {
   EXPECT_EQ(fork.exit.code, 2) << fork.output;
   expect_text(fork.output, "edited by hand: optimizer.lr 0.001 -> 0.01");
   resume.emplace_back("--accept-edits");
-  const Finished taken = c().remesh(resume);
-  EXPECT_EQ(taken.exit.code, 0) << taken.output;
+  expect_remesh(0, resume);
   expect_text(c().events_named("job_changed").back()["detail"],
               "optimizer.lr 0.001 -> 0.01");
   expect_sequence(25);
@@ -228,8 +220,7 @@ TEST_F(StartTest, StopEndsIfTheCoordinatorDoesNotAnswer) {
   c().start_run(1, {"--resume"});
   ASSERT_TRUE(c().wait_for_step(at + 3));
   EXPECT_EQ(lost_steps(c().events_named("mesh").back()), 0);
-  c().run().kill(SIGINT);
-  expect_exit(c().run(), 130);
+  interrupt();
 }
 
 TEST_F(StartTest, ARunEndsIfNoWorkerCanStart) {
@@ -246,8 +237,7 @@ TEST_F(StartTest, DivergedTrainingIsNotRetried) {
   make(endless({{"optimizer.lr", "1e308"},
                 {"schedule.warmup_steps", "0"},
                 {"elastic.keep_state", "false"}}));
-  c().start_run(1);
-  expect_exit(c().run(), 3);
+  expect_exit(c().start_run(1), 3);
   expect_text(c().run().output(), "training has diverged: at step ");
   EXPECT_EQ(c().events_named("failure").size(), 1U);
   EXPECT_EQ(c().events_named("mesh").size(), 1U);
@@ -258,8 +248,7 @@ TEST_F(StartTest, StepsThatAreNotFiniteAreSkippedUpToALimit) {
                 {"schedule.warmup_steps", "0"},
                 {"elastic.keep_state", "false"},
                 {"train.max_skipped_steps", "3"}}));
-  c().start_run(2);
-  expect_exit(c().run(), 3);
+  expect_exit(c().start_run(2), 3);
   expect_text(c().run().output(), "training has diverged: at step 5");
   const auto skipped = c().events_named("step_skipped");
   ASSERT_EQ(skipped.size(), 3U);
@@ -270,8 +259,7 @@ TEST_F(StartTest, StepsThatAreNotFiniteAreSkippedUpToALimit) {
 
 TEST_F(StartTest, AForkContinuesWithAnotherLearningRateBatchOrData) {
   make({{"train.steps", "20"}});
-  c().start_run(1);
-  expect_exit(c().run(), 0);
+  expect_exit(c().start_run(1), 0);
   const auto losses = raw_losses(c().metric_lines());
   const std::string fork = c().folder() + "/fork";
   const auto forked = [&](std::vector<std::string> more) {
@@ -288,8 +276,7 @@ TEST_F(StartTest, AForkContinuesWithAnotherLearningRateBatchOrData) {
   const auto trained = [&](const std::vector<std::string>& more) {
     const Finished made = forked(more);
     EXPECT_EQ(made.exit.code, 0) << made.output;
-    const Finished f = c().remesh({"resume", fork, "--local", "1"}, 60'000);
-    EXPECT_EQ(f.exit.code, 0) << f.output;
+    expect_remesh(0, {"resume", fork, "--local", "1"});
     return raw_losses(
         testing::split_lines(testing::read_whole(fork + "/metrics.jsonl")));
   };
@@ -391,8 +378,7 @@ TEST_F(StartTest, AdaptersResumeOnTheirOwnModelAlone) {
     make({{"train.steps", "4"},
           {"train.seed", seed},
           {"checkpoint.interval", "2"}});
-    c().start_run(1);
-    expect_exit(c().run(), 0);
+    expect_exit(c().start_run(1), 0);
     fs::rename(c().run_dir() + "/checkpoints", models.path() + "/" + seed);
   }
   const std::string step = "/step-00000002";
@@ -403,13 +389,13 @@ TEST_F(StartTest, AdaptersResumeOnTheirOwnModelAlone) {
                 {"checkpoint.interval", "0"}}));
   c().start_run(1);
   ASSERT_TRUE(c().wait_for_step(3)) << c().describe();
-  EXPECT_EQ(c().remesh({"stop"}).exit.code, 0);
+  expect_remesh(0, {"stop"});
   expect_exit(c().run(), 4);
 
   for (const char* change : {"lora.rank=4", "lora.alpha=8"}) {
-    const Finished f = c().remesh({"fork", c().run_dir(), "--out",
-                                   c().folder() + "/fork", "--set", change});
-    EXPECT_EQ(f.exit.code, 2) << f.output;
+    const Finished f =
+        expect_remesh(2, {"fork", c().run_dir(), "--out",
+                          c().folder() + "/fork", "--set", change});
     expect_text(f.output, "a fork keeps the model");
   }
 
@@ -417,7 +403,7 @@ TEST_F(StartTest, AdaptersResumeOnTheirOwnModelAlone) {
   const int64_t last = c().last_step();
   c().start_run(1, {"--resume"});
   ASSERT_TRUE(c().wait_for_step(last + 3)) << c().describe();
-  EXPECT_EQ(c().remesh({"stop"}).exit.code, 0);
+  expect_remesh(0, {"stop"});
   expect_exit(c().run(), 4);
 
   fs::remove_all(base + step);
@@ -426,8 +412,7 @@ TEST_F(StartTest, AdaptersResumeOnTheirOwnModelAlone) {
   const std::string refusal =
       base + step +
       ": its weights are not those of the model that the adapters belong to";
-  c().start_run(1, {"--resume"});
-  expect_exit(c().run(), 3);
+  expect_exit(c().start_run(1, {"--resume"}), 3);
   expect_text(c().run().output(), "frozen model: " + refusal);
   EXPECT_EQ(c().events_named("coordinator_started").size(), starts);
   for (const Finished& f :
@@ -443,10 +428,9 @@ TEST_F(StartTest, CommandsWithoutARunMeanTheOneThatTrains) {
   make(endless());
   c().start_run(1);
   ASSERT_TRUE(c().wait_for_step(3));
-  EXPECT_EQ(c().remesh({"wait", "--step", "5"}).exit.code, 0);
+  expect_remesh(0, {"wait", "--step", "5"});
   const Finished drained =
-      c().remesh({"drain", "local-1", "--wait", "--json"}, 60'000);
-  EXPECT_EQ(drained.exit.code, 0) << drained.output;
+      expect_remesh(0, {"drain", "local-1", "--wait", "--json"});
   const Json status = Json::parse(drained.output);
   EXPECT_TRUE(status["workers"].empty() ||
               status["workers"][0]["state"] == "dead")
@@ -467,13 +451,12 @@ TEST_F(StartTest, CommandsWithoutARunMeanTheOneThatTrains) {
                    .find("\"step\":3") != std::string::npos;
       },
       kEndMs));
-  const Finished several = c().remesh({"stop"});
-  EXPECT_EQ(several.exit.code, 2) << several.output;
+  const Finished several = expect_remesh(2, {"stop"});
   expect_text(several.output, "several runs are training");
   expect_text(several.output, other);
   second.kill(SIGINT);
   expect_exit(second, 130);
-  EXPECT_EQ(c().remesh({"stop"}).exit.code, 0);
+  expect_remesh(0, {"stop"});
   expect_exit(c().run(), 4);
 }
 
@@ -498,8 +481,7 @@ TEST_F(StartTest, ARemovedRunDirectoryEndsTheRun) {
   c().start_run(1, {"--resume"});
   ASSERT_TRUE(c().wait_for_step(c().last_step() + 3));
   EXPECT_EQ(lost_steps(c().events_named("mesh").back()), 0);
-  c().run().kill(SIGINT);
-  expect_exit(c().run(), 130);
+  interrupt();
 }
 
 TEST_F(StartTest, AJobMayComeFromAPipe) {
@@ -516,8 +498,7 @@ TEST_F(StartTest, AFolderOfOtherFilesDoesNotBecomeARun) {
   make(endless());
   std::filesystem::create_directory(c().run_dir());
   testing::write_whole(c().run_dir() + "/thesis.tex", "x");
-  c().start_run(1);
-  expect_exit(c().run(), 2);
+  expect_exit(c().start_run(1), 2);
   expect_text(c().run().output(), "thesis.tex");
   EXPECT_FALSE(std::filesystem::exists(c().run_dir() + "/journal"));
   EXPECT_FALSE(std::filesystem::exists(c().run_dir() + "/coordinator.lock"));

@@ -148,8 +148,7 @@ TEST_F(StuckPmixTest, AWorkerThatLeavesDoesNotRestart) {
   make(endless(in_memory()));
   start();
   if (HasFatalFailure()) return;
-  c().worker("w1").kill(SIGTERM);
-  expect_exit(c().worker("w1"), 0);
+  terminate_worker("w1");
   EXPECT_FALSE(fs::exists(trigger_));
   ASSERT_TRUE(c().wait_for_step(c().last_step() + 5));
   stop_in_order();
@@ -182,8 +181,7 @@ TEST_F(StuckPmixTest, AWorkerRestartsAndKeepsItsState) {
   std::sort(joined.begin(), joined.end());
   EXPECT_EQ(joined, (std::vector<std::string>{"w1", "w1", "w2"}));
   expect_nothing_lost(2);
-  stop_in_order();
-  expect_sequence(c().last_step());
+  stop_and_check();
 }
 
 // Each worker has the only copy of its half of the state.
@@ -200,8 +198,7 @@ TEST_F(StateTest, AReturningWorkerRestoresItsState) {
   c().start_worker({.name = "w2"});
   ASSERT_TRUE(c().wait_for_dp(2, at));
   expect_nothing_lost(2);
-  stop_in_order();
-  expect_sequence(c().last_step());
+  stop_and_check();
 }
 
 // The journal has the number of the states' run; so has job.toml.
@@ -210,8 +207,7 @@ TEST_F(StateTest, ALostJournalCostsNoFinishedStep) {
       in_memory({{"parallel.zero_stage", "1"}, {"elastic.min_slots", "2"}})));
   start_services(2, 5);
   fs::remove(c().run_dir() + "/journal");
-  c().coordinator().kill(SIGKILL);
-  ASSERT_TRUE(c().coordinator().wait_ms(kEndMs));
+  kill_coordinator();
   const int64_t at = c().last_step();
   c().start_coordinator();
   ASSERT_TRUE(c().wait_for_event("mesh", 2));
@@ -219,8 +215,7 @@ TEST_F(StateTest, ALostJournalCostsNoFinishedStep) {
   EXPECT_EQ(lost_steps(meshes[1]), 0);
   EXPECT_GE(meshes[1]["step"].get<int64_t>(), at);
   ASSERT_TRUE(c().wait_for_step(c().last_step() + 3));
-  stop_in_order();
-  expect_sequence(c().last_step());
+  stop_and_check();
 }
 
 // Its plan is of two workers, and three have trained since.
@@ -232,19 +227,15 @@ TEST_F(StateTest, AJournalFromABackupCostsNoFinishedStep) {
   fs::copy_file(journal, backup);
   c().start_worker({.name = "w3"});
   ASSERT_TRUE(c().wait_for_dp(3));
-  const int64_t joined_at = c().last_step();
-  ASSERT_TRUE(c().wait_for_step(joined_at + 3));
-  c().coordinator().kill(SIGKILL);
-  ASSERT_TRUE(c().coordinator().wait_ms(kEndMs));
+  ASSERT_TRUE(c().wait_for_step(c().last_step() + 3));
+  kill_coordinator();
   fs::copy_file(backup, journal, fs::copy_options::overwrite_existing);
   const int64_t at = c().last_step();
   c().start_coordinator();
   ASSERT_TRUE(c().wait_for_event("journal_behind"));
   ASSERT_TRUE(c().wait_for_dp(3, at + 3));
-  for (const Json& mesh : c().events_named("mesh"))
-    EXPECT_EQ(lost_steps(mesh), 0) << mesh;
-  stop_in_order();
-  expect_sequence(c().last_step());
+  expect_no_step_lost();
+  stop_and_check();
 }
 
 // The same, from before the job was resumed: in that journal it is done.
@@ -261,17 +252,14 @@ TEST_F(StateTest, AJournalFromBeforeTheResumeEndsNothing) {
   c().start_coordinator({"--resume", "--set", "train.steps=1000000"});
   c().start_worker({.name = "w1"});
   ASSERT_TRUE(c().wait_for_step(30));
-  c().coordinator().kill(SIGKILL);
-  ASSERT_TRUE(c().coordinator().wait_ms(kEndMs));
+  kill_coordinator();
   fs::copy_file(backup, journal, fs::copy_options::overwrite_existing);
   c().start_coordinator({"--set", "train.steps=1000000"});
   ASSERT_TRUE(c().wait_for_event("journal_behind"));
   EXPECT_EQ(c().events_named("job_done").size(), 1U);
   ASSERT_TRUE(c().wait_for_step(c().last_step() + 3));
-  for (const Json& mesh : c().events_named("mesh"))
-    EXPECT_EQ(lost_steps(mesh), 0) << mesh;
-  stop_in_order();
-  expect_sequence(c().last_step());
+  expect_no_step_lost();
+  stop_and_check();
 }
 
 TEST_F(StateTest, ALostHostCostsNoStepWithReplicas) {
@@ -288,8 +276,7 @@ TEST_F(StateTest, ALostHostCostsNoStepWithReplicas) {
   c().lose_host("w1");
   ASSERT_TRUE(c().wait_for_dp(2, c().last_step() + 1));
   expect_nothing_lost(4);
-  stop_in_order();
-  expect_sequence(c().last_step());
+  stop_and_check();
 }
 
 TEST_F(StateTest, PlannedChangesGoThroughMemory) {
@@ -297,24 +284,18 @@ TEST_F(StateTest, PlannedChangesGoThroughMemory) {
   start_services(2, 5);
   c().start_worker({.name = "w3"});
   ASSERT_TRUE(c().wait_for_dp(3));
-  Finished f = c().remesh({"drain", "w1", c().run_dir()});
-  EXPECT_EQ(f.exit.code, 0) << f.output;
+  expect_remesh(0, {"drain", "w1", c().run_dir()});
   expect_exit(c().worker("w1"), 0);
   ASSERT_TRUE(c().wait_for_dp(2));
-  f = c().remesh({"scale", "1", c().run_dir()});
-  EXPECT_EQ(f.exit.code, 0) << f.output;
+  expect_remesh(0, {"scale", "1", c().run_dir()});
   ASSERT_TRUE(c().wait_for_dp(1));
-  f = c().remesh({"scale", "0", c().run_dir()});
-  EXPECT_EQ(f.exit.code, 2) << f.output;
-  f = c().remesh({"scale", "all", c().run_dir()});
-  EXPECT_EQ(f.exit.code, 0) << f.output;
+  expect_remesh(2, {"scale", "0", c().run_dir()});
+  expect_remesh(0, {"scale", "all", c().run_dir()});
   ASSERT_TRUE(c().wait_for_dp(2, c().last_step()));
-  f = c().remesh({"mesh", "dp1,tp2", c().run_dir()});
-  EXPECT_EQ(f.exit.code, 0) << f.output;
+  expect_remesh(0, {"mesh", "dp1,tp2", c().run_dir()});
   ASSERT_TRUE(testing::wait_until(
       [&] { return c().metrics().back()["mesh"]["tp"] == 2; }, 60'000));
-  c().worker("w2").kill(SIGTERM);
-  expect_exit(c().worker("w2"), 0);
+  terminate_worker("w2");
   ASSERT_TRUE(c().wait_for_dp(1, c().last_step()));
   expect_nothing_lost(7);
   EXPECT_EQ(c().events_named("failure").size(), 0U);
@@ -403,8 +384,7 @@ TEST_F(FormatTest, AnIndependentReaderReadsCheckpointsAndLiveSegments) {
     for (const auto& [rank, pid] : pids) testing::send_signal(pid, SIGCONT);
     expect_digest(f);
   }
-  stop_in_order();
-  expect_sequence(c().last_step());
+  stop_and_check();
 }
 
 TEST_F(StateTest, AllFilesAreTheUsersAlone) {
@@ -436,13 +416,11 @@ TEST_F(StateTest, WithoutStatesInMemoryCheckpointsAreRestored) {
   ASSERT_TRUE(c().wait_for_step(c().last_step() + 1));
   const Json mesh = c().events_named("mesh").back();
   EXPECT_NE(mesh.value("source", "").find("step-"), std::string::npos) << mesh;
-  const Finished f = c().remesh({"drain", "w2", c().run_dir()});
-  EXPECT_EQ(f.exit.code, 0) << f.output;
+  expect_remesh(0, {"drain", "w2", c().run_dir()});
   expect_exit(c().worker("w2"), 0);
   ASSERT_TRUE(c().wait_for_dp(1));
   EXPECT_EQ(lost_steps(c().events_named("mesh").back()), 0);
-  stop_in_order();
-  expect_sequence(c().last_step());
+  stop_and_check();
 }
 
 }  // namespace

@@ -23,8 +23,7 @@ class TuneTest : public E2e {
   }
   Json tune(std::vector<std::string> more, int code = 0) {
     more.emplace_back("--json");
-    const Finished f = c().remesh(arguments(more), 300'000);
-    EXPECT_EQ(f.exit.code, code) << f.output;
+    const Finished f = expect_remesh(code, arguments(more), 300'000);
     return Json::accept(f.output) ? Json::parse(f.output) : Json();
   }
 };
@@ -54,8 +53,7 @@ TEST_F(TuneTest, MeasuresTheJobsSettingFirstAndContinuesWhereItEnded) {
     EXPECT_FALSE(entry.is_directory()) << entry.path();
   // Trials of another job are not mixed with these.
   const Finished other =
-      c().remesh(arguments({"--local", "2", "--set", "train.seq_len=8"}));
-  EXPECT_EQ(other.exit.code, 2) << other.output;
+      expect_remesh(2, arguments({"--local", "2", "--set", "train.seq_len=8"}));
   EXPECT_NE(other.output.find("trials of another job"), std::string::npos);
 }
 

@@ -21,8 +21,7 @@ TEST_F(Upgrade, HostsAreUpgradedOneAfterTheOtherWithoutLosingAStep) {
   make(endless());
   start_services(3);
   for (const std::string name : {"w1", "w2", "w3"}) {
-    c().worker(name).kill(SIGTERM);
-    expect_exit(c().worker(name), 0);
+    terminate_worker(name);
     c().start_worker({.name = name, .program = "remesh-worker-next"});
     // All of one build, and going on.
     const Json status = c().wait_for_status([&](const Json& s) {
@@ -38,7 +37,7 @@ TEST_F(Upgrade, HostsAreUpgradedOneAfterTheOtherWithoutLosingAStep) {
            s["mesh"]["dp"] == 3;
   });
   EXPECT_FALSE(upgraded.is_null()) << c().describe();
-  for (const Json& e : c().events_named("mesh")) EXPECT_EQ(lost_steps(e), 0);
+  expect_no_step_lost();
   EXPECT_TRUE(c().events_named("failure").empty());
   stop_in_order();
 }
@@ -49,8 +48,7 @@ TEST_F(Upgrade, ACoordinatorOfAnotherBuildAdoptsTheRun) {
   start_services(2);
   for (const char* program :
        {"remesh-coordinator-next", "remesh-coordinator"}) {
-    c().coordinator().kill(SIGTERM);
-    ASSERT_TRUE(c().coordinator().wait_ms(kEndMs));
+    kill_coordinator(SIGTERM);
     const int64_t at = c().last_step();
     c().start_coordinator({}, {}, program);
     ASSERT_TRUE(c().wait_for_step(at + 5)) << c().describe();
@@ -59,8 +57,7 @@ TEST_F(Upgrade, ACoordinatorOfAnotherBuildAdoptsTheRun) {
   EXPECT_EQ(c().events_named("coordinator_restarted").size(), 2U);
   EXPECT_TRUE(c().events_named("failure").empty());
   EXPECT_TRUE(c().events_named("report_refused").empty());
-  stop_in_order();
-  expect_sequence(c().last_step());
+  stop_and_check();
 }
 
 TEST_F(Upgrade, AWorkerOfAnotherProtocolExitsWithTheReason) {
