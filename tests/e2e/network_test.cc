@@ -16,85 +16,97 @@ using testing::Network;
 
 class NetworkTest : public E2e {
  protected:
-  void SetUp() override {
-    auto made = Network::make(3);
-    if (!made.ok()) GTEST_SKIP() << "needs netns: " << made.status().message();
-    network_ = std::move(made).value();
-  }
+  void SetUp() override { set_up(/*ipv6=*/false); }
   void TearDown() override {
     E2e::TearDown();
     network_.reset();
   }
-  // The coordinator on host 0.
-  void start_coordinator();
-  // Worker w1 on host 1, w2 on host 2.
+  void set_up(bool ipv6) {
+    auto made = Network::make(3, ipv6);
+    if (!made.ok()) GTEST_SKIP() << "needs netns: " << made.status().message();
+    network_ = std::move(made).value();
+  }
+
+  // The coordinator on host 0, whose commands come from there.
+  void start_coordinator(const std::string& bind = "tcp://0.0.0.0:5710",
+                         const std::string& advertise = Network::address(0));
+  // Worker w1 on host 1, w2 on host 2, with the keys of the run.
+  void start(int host, testing::WorkerStart w);
   void start_worker(int host, int slots = 1);
-  // The same as machines that are all called localhost.
-  void start_worker_of_node(int host);
+  // Coordinator, w1 and w2, training.
+  void start_two();
+  // Coordinator and workers must end.
+  void expect_end();
+  // `remesh stop` with these options, and expect_end().
+  void stop(std::vector<std::string> options = {});
 
-  // From the coordinator's host.
-  void stop(const std::vector<std::string>& options = {});
-
-  std::string key_file() { return c().run_dir() + "/keys/worker.key"; }
+  static std::string host_name(int host) { return fmt::format("host{}", host); }
+  Finished on(int host, const std::vector<std::string>& command) {
+    auto argv = network_->on(host);
+    argv.insert(argv.end(), command.begin(), command.end());
+    return testing::run_program(argv);
+  }
 
   std::unique_ptr<Network> network_;
+  std::set<std::string> workers_;
 };
 
-void NetworkTest::start_coordinator() {
+void NetworkTest::start_coordinator(const std::string& bind,
+                                    const std::string& advertise) {
+  c().run_commands_with(network_->on(0));
   // Of the same keys each time.
   (void)c().remesh({"key", "new", "coordinator", "head", c().run_dir()});
-  c().start_coordinator(
-      {"--bind", "tcp://0.0.0.0:5710", "--advertise", Network::address(0)},
-      network_->on(0));
+  c().start_coordinator({"--bind", bind, "--advertise", advertise},
+                        network_->on(0));
+}
+
+void NetworkTest::start(int host, testing::WorkerStart w) {
+  w.name = fmt::format("w{}", host);
+  w.more.insert(w.more.end(), {"--key", c().run_dir() + "/keys/worker.key"});
+  for (const std::string& word : network_->on(host)) w.prefix.push_back(word);
+  if (w.connect.empty()) w.connect = "tcp://" + Network::address(0) + ":5710";
+  c().start_worker(w);
+  workers_.insert(w.name);
 }
 
 void NetworkTest::start_worker(int host, int slots) {
-  const std::string name = fmt::format("w{}", host);
-  c().start_worker({.name = name,
-                    .slots = slots,
-                    .more = {"--key", key_file(), "--interface", "10.77.0.0/24",
-                             "--mpi-ports", "20000-20099", "--host-name",
-                             fmt::format("host{}", host)},
-                    .prefix = network_->on(host),
-                    .connect = "tcp://" + Network::address(0) + ":5710"});
+  start(host, {.slots = slots,
+               .more = {"--interface", "10.77.0.0/24", "--mpi-ports",
+                        "20000-20099", "--host-name", host_name(host)}});
 }
 
-void NetworkTest::start_worker_of_node(int host) {
-  std::vector<std::string> prefix = {
-      "unshare", "--uts", "sh", "-c", "hostname node; exec \"$@\"", "sh"};
-  const std::vector<std::string> on = network_->on(host);
-  prefix.insert(prefix.end(), on.begin(), on.end());
-  c().start_worker({.name = fmt::format("w{}", host),
-                    .more = {"--key", key_file()},
-                    .prefix = prefix,
-                    .connect = "tcp://" + Network::address(0) + ":5710"});
+void NetworkTest::start_two() {
+  start_coordinator();
+  start_worker(1);
+  start_worker(2);
+  ASSERT_TRUE(c().wait_for_dp(2));
 }
 
-void NetworkTest::stop(const std::vector<std::string>& options) {
-  auto argv = network_->on(0);
-  argv.insert(argv.end(), {testing::program("remesh"), "stop", c().run_dir()});
-  argv.insert(argv.end(), options.begin(), options.end());
-  const Finished f = testing::run_program(argv);
-  EXPECT_EQ(f.exit.code, 0) << f.output;
+void NetworkTest::expect_end() {
   expect_exit(c().coordinator(), 0);
+  for (const std::string& w : workers_)
+    EXPECT_TRUE(c().worker(w).wait_ms(kEndMs));
+}
+
+void NetworkTest::stop(std::vector<std::string> options) {
+  options.insert(options.begin(), {"stop", c().run_dir()});
+  expect_remesh(0, options);
+  expect_end();
 }
 
 TEST_F(NetworkTest, MachinesWithOneHostNameAreSeparateHosts) {
   make(endless({{"elastic.min_slots", "2"}}));
   start_coordinator();
-  start_worker_of_node(1);
-  start_worker_of_node(2);
+  for (const int host : {1, 2})
+    start(host, {.prefix = {"unshare", "--uts", "sh", "-c",
+                            "hostname node; exec \"$@\"", "sh"}});
   ASSERT_TRUE(c().wait_for_dp(2));
   std::set<std::string> hosts;
-  auto argv = network_->on(0);
-  argv.insert(argv.end(),
-              {testing::program("remesh"), "status", c().run_dir(), "--json"});
-  const Json status = Json::parse(testing::run_program(argv).output);
+  const Json status = c().status();
   for (const Json& w : status["workers"]) hosts.insert(w["host"]);
   EXPECT_EQ(hosts.size(), 2U);
   stop();
   expect_sequence(c().last_step());
-  for (const char* w : {"w1", "w2"}) EXPECT_TRUE(c().worker(w).wait_ms(kEndMs));
 }
 
 // Both hosts reach the coordinator, but their data networks do not meet.
@@ -102,19 +114,14 @@ TEST_F(NetworkTest, DisjointMpiNetworksAreNamed) {
   make(endless({{"elastic.min_slots", "2"}}));
   start_coordinator();
   for (const int host : {1, 2}) {
-    auto add = network_->on(host);
-    add.insert(add.end(),
-               {"sh", "-c",
-                fmt::format("ip link add data type bridge && ip addr add "
-                            "10.78.{}.1/24 dev data && ip link set data up",
-                            host)});
-    const Finished added = testing::run_program(add);
+    const Finished added =
+        on(host, {"sh", "-c",
+                  fmt::format("ip link add data type bridge && ip addr add "
+                              "10.78.{}.1/24 dev data && ip link set data up",
+                              host)});
     ASSERT_EQ(added.exit.code, 0) << added.output;
-    c().start_worker({.name = fmt::format("w{}", host),
-                      .more = {"--key", key_file(), "--interface", "data",
-                               "--host-name", fmt::format("host{}", host)},
-                      .prefix = network_->on(host),
-                      .connect = "tcp://" + Network::address(0) + ":5710"});
+    start(host,
+          {.more = {"--interface", "data", "--host-name", host_name(host)}});
   }
   ASSERT_TRUE(c().wait_for_event("failure"));
   const std::string cause = c().events_named("failure")[0]["cause"];
@@ -124,16 +131,12 @@ TEST_F(NetworkTest, DisjointMpiNetworksAreNamed) {
   EXPECT_NE(cause.find("10.78.1.1/24"), std::string::npos) << cause;
   EXPECT_NE(cause.find("10.78.2.1/24"), std::string::npos) << cause;
   stop({"--discard"});
-  for (const char* w : {"w1", "w2"}) EXPECT_TRUE(c().worker(w).wait_ms(kEndMs));
 }
 
 // A step takes seconds of a link that is full of gradients meanwhile.
 TEST_F(NetworkTest, ALinkSaturatedByMpiSilencesNoWorker) {
   make(endless({{"elastic.min_slots", "2"}}));
-  start_coordinator();
-  start_worker(1);
-  start_worker(2);
-  ASSERT_TRUE(c().wait_for_dp(2));
+  start_two();
   ASSERT_TRUE(network_->set_rate(2, 250'000).ok());
   ASSERT_TRUE(c().wait_for_step(c().last_step() + 1, 120'000));
   EXPECT_TRUE(c().events_named("worker_lost").empty()) << c().describe();
@@ -196,13 +199,10 @@ TEST_F(NetworkTest, ABrokenLinkBetweenTwoHostsIsFoundAndAvoided) {
   ASSERT_TRUE(c().wait_for_step(c().last_step() + 5));
   EXPECT_EQ(c().events_named("host_cordoned").size(), 1U);
   EXPECT_TRUE(c().events_named("worker_lost").empty());
-  for (const Json& mesh : c().events_named("mesh"))
-    EXPECT_EQ(lost_steps(mesh), 0) << mesh;
+  expect_no_step_lost();
   network_->heal();
   stop();
   expect_sequence(c().last_step());
-  for (const char* w : {"w0", "w1", "w2"})
-    EXPECT_TRUE(c().worker(w).wait_ms(kEndMs));
 }
 
 // Nobody reaches the coordinator, for longer than a worker may be silent. The
@@ -210,10 +210,7 @@ TEST_F(NetworkTest, ABrokenLinkBetweenTwoHostsIsFoundAndAvoided) {
 TEST_F(NetworkTest, ACoordinatorThatWasCutOffKeepsTheGeneration) {
   make(
       endless({{"elastic.min_slots", "2"}, {"elastic.dead_after_ms", "6000"}}));
-  start_coordinator();
-  start_worker(1);
-  start_worker(2);
-  ASSERT_TRUE(c().wait_for_dp(2));
+  start_two();
   ASSERT_TRUE(network_->cut_off(0).ok());
   ASSERT_TRUE(c().wait_for_event("coordinator_cut_off"));
   const int64_t at = c().last_step();
@@ -225,7 +222,6 @@ TEST_F(NetworkTest, ACoordinatorThatWasCutOffKeepsTheGeneration) {
   EXPECT_TRUE(c().events_named("failure").empty());
   stop();
   expect_sequence(c().last_step());
-  for (const char* w : {"w1", "w2"}) EXPECT_TRUE(c().worker(w).wait_ms(kEndMs));
 }
 
 TEST_F(NetworkTest, TrainsToTheEndOverTwoHosts) {
@@ -233,19 +229,15 @@ TEST_F(NetworkTest, TrainsToTheEndOverTwoHosts) {
   start_coordinator();
   start_worker(1, 2);
   start_worker(2, 2);
-  expect_exit(c().coordinator(), 0, 60'000);
+  expect_end();
   expect_sequence(40);
   for (const Json& m : c().metrics()) EXPECT_EQ(m["mesh"]["dp"], 4);
-  for (const char* w : {"w1", "w2"}) EXPECT_TRUE(c().worker(w).wait_ms(kEndMs));
 }
 
 TEST_F(NetworkTest, SurvivesAKilledRankAndAHostThatIsCutOff) {
   make(endless(
       {{"checkpoint.interval", "5"}, {"elastic.dead_after_ms", "6000"}}));
-  start_coordinator();
-  start_worker(1);
-  start_worker(2);
-  ASSERT_TRUE(c().wait_for_dp(2));
+  start_two();
   ASSERT_TRUE(c().wait_for_event("checkpoint"));
   ASSERT_EQ(c().ranks().size(), 2U);
   for (const Cluster::Rank& r : c().ranks()) {
@@ -278,33 +270,23 @@ TEST_F(NetworkTest, SurvivesAKilledRankAndAHostThatIsCutOff) {
   ASSERT_TRUE(c().wait_for_dp(2, at));
   // Stop from a remote host.
   stop();
-  for (const char* w : {"w1", "w2"}) EXPECT_TRUE(c().worker(w).wait_ms(kEndMs));
   expect_sequence(c().last_step());
 }
 
 class WireGuardTest : public NetworkTest {
  protected:
-  void start(int host, bool with = true) {
-    std::vector<std::string> more = {"--key", key_file(), "--host-name",
-                                     fmt::format("host{}", host)};
+  void start_worker(int host, bool with = true) {
+    std::vector<std::string> more = {"--host-name", host_name(host)};
     if (with) more.insert(more.end(), {"--wireguard", "0"});
-    c().start_worker({.name = fmt::format("w{}", host),
-                      .more = more,
-                      .prefix = network_->on(host),
-                      .connect = "tcp://" + Network::address(0) + ":5710"});
+    start(host, {.more = more});
   }
-  Finished on(int host, const std::vector<std::string>& command) {
-    auto argv = network_->on(host);
-    argv.insert(argv.end(), command.begin(), command.end());
-    return testing::run_program(argv);
+  void start_two(bool with = true) {
+    start_coordinator();
+    start_worker(1);
+    start_worker(2, with);
   }
   void stop() {
-    const Finished f =
-        on(0, {testing::program("remesh"), "stop", c().run_dir()});
-    EXPECT_EQ(f.exit.code, 0) << f.output;
-    expect_exit(c().coordinator(), 0);
-    for (const char* w : {"w1", "w2"})
-      EXPECT_TRUE(c().worker(w).wait_ms(kEndMs));
+    NetworkTest::stop();
     for (const int host : {1, 2})
       EXPECT_EQ(on(host, {"wg", "show", "interfaces"}).output, "");
   }
@@ -323,9 +305,7 @@ except ConnectionResetError:
 TEST_F(WireGuardTest, CarriesTheTrafficOfRanks) {
   ASSERT_TRUE(network_->set_dropped("meta l4proto tcp").ok());
   make(endless({{"elastic.min_slots", "2"}}));
-  start_coordinator();
-  start(1);
-  start(2);
+  start_two();
   ASSERT_TRUE(c().wait_for_dp(2));
   for (const char* lost : {"rank", "worker"}) {
     const int64_t at = c().last_step();
@@ -334,7 +314,7 @@ TEST_F(WireGuardTest, CarriesTheTrafficOfRanks) {
     } else {
       c().worker("w2").kill(SIGKILL);
       c().worker("w2").wait_ms(5'000);
-      start(2);
+      start_worker(2);
     }
     ASSERT_TRUE(c().wait_for_event("failure", *lost == 'r' ? 1 : 2));
     ASSERT_TRUE(c().wait_for_dp(2, at + 3)) << lost;
@@ -347,9 +327,7 @@ TEST_F(WireGuardTest, CarriesTheTrafficOfRanks) {
 // too: the connection comes about, and is closed.
 TEST_F(WireGuardTest, RanksAreUnreachableFromOutside) {
   make(endless({{"elastic.min_slots", "2"}}));
-  start_coordinator();
-  start(1);
-  start(2);
+  start_two();
   ASSERT_TRUE(c().wait_for_dp(2));
   for (const int host : {0, 1})
     on(host, {"ip", "addr", "add", Network::address6(host) + "/64", "dev",
@@ -373,17 +351,14 @@ TEST_F(WireGuardTest, RanksAreUnreachableFromOutside) {
       ++tried;
     }
   EXPECT_EQ(tried, 1);
-  const int64_t at = c().last_step();
-  EXPECT_TRUE(c().wait_for_step(at + 5));
+  EXPECT_TRUE(c().wait_for_step(c().last_step() + 5));
   EXPECT_EQ(c().events_named("failure").size(), 0U);
   stop();
 }
 
 TEST_F(WireGuardTest, AWorkerWithoutWireGuardIsNamed) {
   make(endless({{"elastic.min_slots", "2"}}));
-  start_coordinator();
-  start(1);
-  start(2, /*with=*/false);
+  start_two(/*with=*/false);
   ASSERT_TRUE(c().wait_for_event("failure"));
   const std::string cause = c().events_named("failure")[0]["cause"];
   EXPECT_NE(cause.find("--wireguard"), std::string::npos) << cause;
@@ -391,52 +366,33 @@ TEST_F(WireGuardTest, AWorkerWithoutWireGuardIsNamed) {
   stop();
 }
 
-class Ipv6Test : public E2e {};
+class Ipv6Test : public NetworkTest {
+  void SetUp() override { set_up(/*ipv6=*/true); }
+};
 
 // One worker is given the coordinator's address, the other a name that has an
 // IPv6 address only.
 TEST_F(Ipv6Test, HostsWithoutIpv4TrainTogether) {
-  auto made = Network::make(3, /*ipv6=*/true);
-  if (!made.ok()) GTEST_SKIP() << "needs netns: " << made.status().message();
-  const std::unique_ptr<Network> network = std::move(made).value();
   make(endless({{"elastic.min_slots", "2"}}));
-  (void)c().remesh({"key", "new", "coordinator", "head", c().run_dir()});
-  const std::string key = c().run_dir() + "/keys/worker.key";
-  c().start_coordinator({"--bind", "tcp://[::]:5710", "--advertise",
-                         "[" + Network::address6(0) + "]"},
-                        network->on(0));
-  c().start_worker({.name = "w1",
-                    .more = {"--key", key, "--host-name", "host1"},
-                    .prefix = network->on(1),
-                    .connect = "tcp://[" + Network::address6(0) + "]:5710"});
+  const std::string head = "[" + Network::address6(0) + "]";
+  start_coordinator("tcp://[::]:5710", head);
+  start(1, {.more = {"--host-name", "host1"},
+            .connect = "tcp://" + head + ":5710"});
   const std::string hosts = c().folder() + "/hosts";
   std::ofstream(hosts) << Network::address6(0) << " head\n";
-  std::vector<std::string> prefix = {
-      "unshare",
-      "--mount",
-      "sh",
-      "-c",
-      "mount --bind " + hosts + " /etc/hosts; exec \"$@\"",
-      "sh"};
-  for (const std::string& a : network->on(2)) prefix.push_back(a);
-  c().start_worker({.name = "w2",
-                    .more = {"--key", key, "--host-name", "host2"},
-                    .prefix = prefix,
-                    .connect = "tcp://head:5710"});
+  start(2,
+        {.more = {"--host-name", "host2"},
+         .prefix = {"unshare", "--mount", "sh", "-c",
+                    "mount --bind " + hosts + " /etc/hosts; exec \"$@\"", "sh"},
+         .connect = "tcp://head:5710"});
   ASSERT_TRUE(c().wait_for_dp(2));
   ASSERT_EQ(c().ranks().size(), 2U);
   for (const Cluster::Rank& r : c().ranks())
     for (const std::string& at : testing::listeners_of(r.pid))
       EXPECT_TRUE(at.starts_with("[fd77::") || at.starts_with("127.0.0.1"))
           << at;
-  auto argv = network->on(0);
-  argv.insert(argv.end(), {testing::program("remesh"), "stop", c().run_dir()});
-  const Finished stop = testing::run_program(argv);
-  EXPECT_EQ(stop.exit.code, 0) << stop.output;
-  expect_exit(c().coordinator(), 0);
-  for (const char* w : {"w1", "w2"}) EXPECT_TRUE(c().worker(w).wait_ms(kEndMs));
+  stop();
   expect_sequence(c().last_step());
-  E2e::TearDown();  // before the network ends
 }
 
 }  // namespace
