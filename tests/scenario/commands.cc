@@ -187,13 +187,10 @@ Status ScriptedCluster::job(const Command& c) {
 }
 
 Status ScriptedCluster::coordinator(const Command& c) {
-  const auto has = [&](const char* word) {
-    return std::find(c.words.begin(), c.words.end(), word) != c.words.end();
-  };
   if (coordinator_) return already_exists("the coordinator runs");
-  if (has("lost-journal")) journal_.reset();
-  if (has("old-journal")) journal_ = backup_;
-  start_coordinator(has("resume"));
+  if (c.has("lost-journal")) journal_.reset();
+  if (c.has("old-journal")) journal_ = backup_;
+  start_coordinator(c.has("resume"));
   return ok_status();
 }
 
@@ -233,17 +230,13 @@ Status ScriptedCluster::worker(const Command& c) {
 }
 
 Status ScriptedCluster::kill(const Command& c) {
-  const auto has = [&](const char* word) {
-    return std::find(c.words.begin(), c.words.end(), word) != c.words.end();
-  };
-  const bool silent = has("silent");
+  const bool silent = c.has("silent");
   for (const std::string& name : c.words) {
     if (name == "silent" || name == "memory") continue;
-    const auto w = find_worker(name, true);
-    if (!w.ok()) return w.status();
-    (*w)->agent.reset();
-    for (auto& [rank, r] : (*w)->ranks) r.alive = false;
-    if (has("memory")) (*w)->memory.clear();
+    ASSIGN_OR_RETURN(Worker* const w, find_worker(name, true));
+    w->agent.reset();
+    for (auto& [rank, r] : w->ranks) r.alive = false;
+    if (c.has("memory")) w->memory.clear();
     if (!silent) drive(core::PeerLost{name});
   }
   return ok_status();
@@ -251,9 +244,8 @@ Status ScriptedCluster::kill(const Command& c) {
 
 Status ScriptedCluster::network(const Command& c) {
   if (c.words.size() != 2) return invalid_argument("network NAME HOW");
-  const auto found = find_worker(c.words[0], false);
-  if (!found.ok()) return found.status();
-  Worker& w = **found;
+  ASSIGN_OR_RETURN(Worker* const found, find_worker(c.words[0], false));
+  Worker& w = *found;
   const std::string& how = c.words[1];
   w.held = how == "hold";
   w.cut = how == "cut" || how == "lost";
@@ -287,20 +279,18 @@ bool ScriptedCluster::cut_apart() {
 }
 
 Status ScriptedCluster::freeze(const Command& c) {
-  const auto w = find_worker(c.words.empty() ? "" : c.words[0], true);
-  if (!w.ok()) return w.status();
-  (*w)->frozen = c.words.size() < 2;
-  if ((*w)->frozen) return ok_status();
-  auto in = std::move((*w)->in);
-  (*w)->in.clear();
-  for (agent::Event& e : in) to_worker((*w)->name, std::move(e));
+  ASSIGN_OR_RETURN(Worker* const w, find_worker(c.word(0), true));
+  w->frozen = c.words.size() < 2;
+  if (w->frozen) return ok_status();
+  auto in = std::move(w->in);
+  w->in.clear();
+  for (agent::Event& e : in) to_worker(w->name, std::move(e));
   return ok_status();
 }
 
 Status ScriptedCluster::term(const Command& c) {
-  const auto w = find_worker(c.words.empty() ? "" : c.words[0], true);
-  if (!w.ok()) return w.status();
-  drive(**w, agent::Terminate{});
+  ASSIGN_OR_RETURN(Worker* const w, find_worker(c.word(0), true));
+  drive(*w, agent::Terminate{});
   return ok_status();
 }
 
@@ -312,7 +302,7 @@ Status ScriptedCluster::user(const Command& c) {
                    : c.name == "scale"      ? pb::Command::SCALE
                    : c.name == "uncordon"   ? pb::Command::UNCORDON
                                             : pb::Command::STOP);
-  command.set_discard(!c.words.empty() && c.words[0] == "discard");
+  command.set_discard(c.word(0) == "discard");
   if (!c.words.empty()) command.set_worker(c.words[0]);
   if (!c.words.empty()) command.set_layout(c.words[0]);
   if (!c.words.empty()) command.set_slots(std::atoi(c.words[0].c_str()));
@@ -357,9 +347,8 @@ Status ScriptedCluster::step(const Command& c) {
 }
 
 Status ScriptedCluster::commit(const Command& c) {
-  const auto found = find_rank(c.words.empty() ? "" : c.words[0]);
-  if (!found.ok()) return found.status();
-  auto [w, r] = *found;
+  ASSIGN_OR_RETURN(const auto found, find_rank(c.word(0)));
+  auto [w, r] = found;
   now_ += 10;
   forget_older_states();
   const int64_t step = c.number("step", r->committed + 1);
@@ -374,16 +363,14 @@ Status ScriptedCluster::commit(const Command& c) {
 Status ScriptedCluster::rank(const Command& c) {
   if (c.words.empty()) return invalid_argument("which?");
   if (c.name == "spawn-failed") {
-    const auto w = find_worker(c.words[0], true);
-    if (!w.ok()) return w.status();
-    (*w)->spawn_error = c.text("error", "no such file");
-    (*w)->spawn_failures = c.number("times", 1);
+    ASSIGN_OR_RETURN(Worker* const w, find_worker(c.word(0), true));
+    w->spawn_error = c.text("error", "no such file");
+    w->spawn_failures = c.number("times", 1);
     return ok_status();
   }
-  const auto found = find_rank(c.words[0]);
-  if (!found.ok()) return found.status();
-  auto [w, r] = *found;
-  const std::string what = c.words.size() > 1 ? c.words[1] : "";
+  ASSIGN_OR_RETURN(const auto found, find_rank(c.word(0)));
+  auto [w, r] = found;
+  const std::string what = c.word(1);
   if (what == "stopped" || what == "continued") r->stopped = what == "stopped";
   if (what == "stuck") r->stuck = true;
   if (!what.empty()) return ok_status();
@@ -394,7 +381,7 @@ Status ScriptedCluster::rank(const Command& c) {
 }
 
 Status ScriptedCluster::disk(const Command& c) {
-  const std::string what = c.words.empty() ? "" : c.words[0];
+  const std::string what = c.word(0);
   if (c.name == "disk") {
     disk_full_ = what == "full";
     if (!disk_full_)
@@ -403,7 +390,7 @@ Status ScriptedCluster::disk(const Command& c) {
   }
   const std::string slow_one = slow_kill_of_;
   slow_kill_ = what == "slow";
-  slow_kill_of_ = c.words.size() > 1 ? c.words[1] : "";
+  slow_kill_of_ = c.word(1);
   if (slow_kill_) return ok_status();
   for (auto& [name, w] : workers_) {
     if (!w.agent || (!slow_one.empty() && slow_one != name)) continue;
@@ -414,9 +401,8 @@ Status ScriptedCluster::disk(const Command& c) {
 }
 
 Status ScriptedCluster::room(const Command& c) {
-  const auto w = find_worker(c.words.empty() ? "" : c.words[0], true);
-  if (!w.ok()) return w.status();
-  (*w)->room = c.number("bytes", -1);
+  ASSIGN_OR_RETURN(Worker* const w, find_worker(c.word(0), true));
+  w->room = c.number("bytes", -1);
   return ok_status();
 }
 
@@ -428,7 +414,7 @@ Status ScriptedCluster::scan_result(const Command& c) {
   }
   if (c.name == "listing") {
     listed_.reset();
-    if (!c.words.empty() && c.words[0] == "late") listed_ = checkpoints_;
+    if (c.word(0) == "late") listed_ = checkpoints_;
     return ok_status();
   }
   const bool lost = !c.words.empty() && c.words.back() == "lost";
@@ -446,7 +432,7 @@ Status ScriptedCluster::scan_result(const Command& c) {
 
 Status ScriptedCluster::report(const Command& c) {
   pb::Report r;
-  r.set_worker(c.words.empty() ? "" : c.words[0]);
+  r.set_worker(c.word(0));
   r.set_incarnation(static_cast<uint64_t>(c.number("incarnation", 1)));
   r.set_seq(static_cast<uint64_t>(c.number("seq", 1)));
   r.set_host(c.text("host", "host-" + r.worker()));
@@ -466,12 +452,11 @@ Status ScriptedCluster::report(const Command& c) {
 }
 
 Status ScriptedCluster::directive(const Command& c) {
-  const auto w = find_worker(c.words.empty() ? "" : c.words[0], true);
-  if (!w.ok()) return w.status();
+  ASSIGN_OR_RETURN(Worker* const w, find_worker(c.word(0), true));
   pb::Directive d;
-  d.set_worker((*w)->name);
+  d.set_worker(w->name);
   d.set_incarnation(static_cast<uint64_t>(
-      c.number("incarnation", static_cast<int64_t>((*w)->incarnation))));
+      c.number("incarnation", static_cast<int64_t>(w->incarnation))));
   d.set_epoch(static_cast<uint64_t>(c.number("epoch", 0)));
   d.set_seq(static_cast<uint64_t>(c.number("seq", 0)));
   d.set_generation(c.number("generation", 0));
@@ -479,24 +464,23 @@ Status ScriptedCluster::directive(const Command& c) {
   if (!pb::Directive::Goal_Parse(c.text("goal", "IDLE"), &goal))
     return invalid_argument("goal: IDLE, PREPARE, RUN, FINISH, ABORT ...");
   d.set_goal(goal);
-  drive(**w, agent::DirectiveReceived{d});
+  drive(*w, agent::DirectiveReceived{d});
   return ok_status();
 }
 
 Status ScriptedCluster::fence(const Command& c) {
-  const auto w = find_worker(c.words.empty() ? "" : c.words[0], true);
-  if (!w.ok()) return w.status();
-  if (c.words.size() > 1 && c.words[1] == "out") {
+  ASSIGN_OR_RETURN(Worker* const w, find_worker(c.word(0), true));
+  if (c.word(1) == "out") {
     pb::FenceOut f;
     f.set_generation(c.number("generation", live_));
     f.set_index(c.number("index", 0));
-    drive(**w, agent::FenceOutReceived{f});
+    drive(*w, agent::FenceOutReceived{f});
     return ok_status();
   }
   pb::FenceIn f;
-  f.set_worker((*w)->name);
+  f.set_worker(w->name);
   f.set_incarnation(static_cast<uint64_t>(
-      c.number("incarnation", static_cast<int64_t>((*w)->incarnation))));
+      c.number("incarnation", static_cast<int64_t>(w->incarnation))));
   f.set_generation(c.number("generation", live_));
   f.set_index(c.number("index", 0));
   drive(core::FenceReceived{f});

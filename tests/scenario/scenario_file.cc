@@ -3,6 +3,7 @@
 #include <fmt/format.h>
 #include <fnmatch.h>
 
+#include <algorithm>
 #include <cstdlib>
 #include <span>
 #include <sstream>
@@ -146,6 +147,14 @@ std::string merge_workers(std::span<const std::string> lines) {
 }
 
 }  // namespace
+
+bool Command::has(const std::string& w) const {
+  return std::find(words.begin(), words.end(), w) != words.end();
+}
+
+std::string Command::word(size_t i) const {
+  return i < words.size() ? words[i] : "";
+}
 
 std::string Command::text(const std::string& key,
                           const std::string& other) const {

@@ -35,6 +35,8 @@ struct Command {
   std::vector<std::string> words;  // without the name and the named ones
   std::map<std::string, std::string> named;
 
+  bool has(const std::string& w) const;
+  std::string word(size_t i) const;  // "" when there are fewer
   // Named arguments; the default when absent.
   std::string text(const std::string& key, const std::string& other) const;
   int64_t number(const std::string& key, int64_t other) const;
