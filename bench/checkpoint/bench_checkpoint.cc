@@ -14,7 +14,6 @@
 //
 // Trials alternate, as does their order; medians are compared. Removing files
 // and waiting for the disk to settle are not timed.
-#include <fcntl.h>
 #include <fmt/format.h>
 #include <sys/mman.h>
 #include <sys/resource.h>
@@ -199,7 +198,7 @@ class Bench {
                .compression = options_.compression == Compression::kZlib
                                   ? "zlib"
                                   : "none"},
-              table_, weights_.span(), exp_avg_.span(), exp_avg_sq_.span()));
+              table_, state()));
     }
     report();
     return ok_status();
@@ -223,9 +222,7 @@ class Bench {
 
   Status measure(std::vector<Cost>& costs,
                  const std::function<Status()>& work) {
-    const int fd = ::open(dir_.c_str(), O_RDONLY | O_DIRECTORY);
-    ::syncfs(fd);
-    ::close(fd);
+    bench::settle_disk(dir_);
     ASSIGN_OR_RETURN(const Cost cost, cost_of(work));
     costs.push_back(cost);
     return ok_status();
@@ -242,19 +239,11 @@ class Bench {
       const std::string path = path_join(plain_dir(), std::to_string(r));
       ASSIGN_OR_RETURN(const auto file, streamed ? fs_->create_streamed(path)
                                                  : fs_->create(path));
-      uint64_t at = 0;
-      for (const SharedFloats* tensor : {&weights_, &exp_avg_, &exp_avg_sq_}) {
-        const auto all =
-            std::as_bytes(tensor->span().subspan(begin, end - begin));
-        constexpr size_t kBlock = 1 << 20;
-        for (size_t i = 0; i < all.size(); i += kBlock) {
-          const auto part = all.subspan(i, std::min(kBlock, all.size() - i));
-          RETURN_IF_ERROR(file->write_at(at, part));
-          at += part.size();
-        }
-      }
-      RETURN_IF_ERROR(file->sync());
-      return file->close();
+      const auto mine = [&](const SharedFloats& tensor) {
+        return tensor.span().subspan(begin, end - begin);
+      };
+      return bench::write_vectors(
+          *file, {mine(weights_), mine(exp_avg_), mine(exp_avg_sq_)});
     });
   }
 

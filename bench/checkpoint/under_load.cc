@@ -67,7 +67,7 @@ class UnderLoad {
       Window saved, plain;
       ASSIGN_OR_RETURN(const double before, alone());
       for (int i = 0; i < 2; ++i) {
-        settle();
+        settle_disk(options_.dir);
         if ((t + i) % 2 == 0) {
           ASSIGN_OR_RETURN(saved, save());
         } else {
@@ -93,12 +93,6 @@ class UnderLoad {
  private:
   static constexpr int kAloneSteps = 3;
   static constexpr int64_t kBatch = 2, kSeq = 256;
-
-  void settle() {
-    const int fd = ::open(options_.dir.c_str(), O_RDONLY | O_DIRECTORY);
-    ::syncfs(fd);
-    ::close(fd);
-  }
 
   // One step with its boundary, as train::Trainer makes it.
   Status step() {
@@ -170,18 +164,7 @@ class UnderLoad {
   }
   Status write_file(const std::string& path) {
     ASSIGN_OR_RETURN(const auto file, fs_->create(path));
-    uint64_t at = 0;
-    for (size_t v = 0; v < geometry::kNumStateVectors; ++v) {
-      const auto all = std::as_bytes(plain_[v]);
-      constexpr size_t kBlock = 1 << 20;
-      for (size_t i = 0; i < all.size(); i += kBlock) {
-        const auto part = all.subspan(i, std::min(kBlock, all.size() - i));
-        RETURN_IF_ERROR(file->write_at(at, part));
-        at += part.size();
-      }
-    }
-    RETURN_IF_ERROR(file->sync());
-    return file->close();
+    return write_vectors(*file, plain_);
   }
 
   const UnderLoadOptions options_;
@@ -204,12 +187,31 @@ class UnderLoad {
 
 }  // namespace
 
-Result<UnderLoadResult> measure_under_load(const UnderLoadOptions& options,
-                                           const geometry::ParamTable& table,
-                                           std::span<const float> weights,
-                                           std::span<const float> exp_avg,
-                                           std::span<const float> exp_avg_sq) {
-  UnderLoad bench(options, table, {weights, exp_avg, exp_avg_sq});
+void settle_disk(const std::string& folder) {
+  const int fd = ::open(folder.c_str(), O_RDONLY | O_DIRECTORY);
+  ::syncfs(fd);
+  ::close(fd);
+}
+
+Status write_vectors(File& file, const geometry::ConstStateView& vectors) {
+  constexpr size_t kBlock = 1 << 20;
+  uint64_t at = 0;
+  for (size_t v = 0; v < geometry::kNumStateVectors; ++v) {
+    const auto all = std::as_bytes(vectors[v]);
+    for (size_t i = 0; i < all.size(); i += kBlock) {
+      const auto part = all.subspan(i, std::min(kBlock, all.size() - i));
+      RETURN_IF_ERROR(file.write_at(at, part));
+      at += part.size();
+    }
+  }
+  RETURN_IF_ERROR(file.sync());
+  return file.close();
+}
+
+Result<UnderLoadResult> measure_under_load(
+    const UnderLoadOptions& options, const geometry::ParamTable& table,
+    const geometry::ConstStateView& plain) {
+  UnderLoad bench(options, table, plain);
   RETURN_IF_ERROR(bench.prepare());
   return bench.run();
 }

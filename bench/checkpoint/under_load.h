@@ -3,10 +3,11 @@
 #pragma once
 
 #include <cstdint>
-#include <span>
 #include <string>
 
 #include "parallel/geometry/param_table.h"
+#include "parallel/geometry/state_vectors.h"
+#include "proto/base/file_system.h"
 #include "proto/base/status.h"
 
 namespace remesh::bench {
@@ -30,12 +31,15 @@ struct UnderLoadResult {
 };
 
 // Trains a model with that table with an engine::Engine, on all threads, with
-// its state in shared memory; the saves are those of train::Checkpointer. The
-// spans are what a plain write writes, as much as the state.
-Result<UnderLoadResult> measure_under_load(const UnderLoadOptions& options,
-                                           const geometry::ParamTable& table,
-                                           std::span<const float> weights,
-                                           std::span<const float> exp_avg,
-                                           std::span<const float> exp_avg_sq);
+// its state in shared memory; the saves are those of train::Checkpointer.
+// `plain` is what a plain write writes, as much as the state.
+Result<UnderLoadResult> measure_under_load(
+    const UnderLoadOptions& options, const geometry::ParamTable& table,
+    const geometry::ConstStateView& plain);
+
+// Waits until everything is on the disk that has this folder.
+void settle_disk(const std::string& folder);
+// A plain write: the vectors one after the other in blocks of 1 MiB, and fsync.
+Status write_vectors(File& file, const geometry::ConstStateView& vectors);
 
 }  // namespace remesh::bench
