@@ -20,7 +20,9 @@
 
 #include <CLI/CLI.hpp>
 #include <algorithm>
+#include <array>
 #include <cmath>
+#include <iterator>
 #include <limits>
 #include <memory>
 #include <numeric>
@@ -216,37 +218,25 @@ double alone(comm::Comm& world, Runner* runner, double& loss) {
   return seconds;
 }
 
+constexpr const char* kParts[] = {"compute", "pipeline", "tp_cp", "reduce",
+                                  "gather",  "agree",    "update"};
+
 struct Series {
   std::vector<double> mesh, threads, ideal, ratio, exposed, bubble;
   double loss_difference = 0;
-  StepTimes times;  // sums over rounds, of this rank
+  // Of kParts, sums over rounds, of this rank.
+  std::array<double, std::size(kParts)> parts = {};
 };
 
 // The part of a step that each kind of work takes, mean over the ranks.
 Json parts_of(const Series& s, comm::Comm& world) {
-  const StepTimes& t = s.times;
-  double sums[] = {t.compute, t.pipeline, t.tensor + t.context,
-                   t.reduce,  t.gather,   t.agree,
-                   t.update};
+  auto sums = s.parts;
   world.all_reduce(std::span<double>(sums), comm::Op::kSum);
-  constexpr const char* kNames[] = {"compute", "pipeline", "tp_cp", "reduce",
-                                    "gather",  "agree",    "update"};
   Json parts = Json::object();
-  for (size_t i = 0; i < std::size(kNames); ++i)
-    parts[kNames[i]] =
+  for (size_t i = 0; i < sums.size(); ++i)
+    parts[kParts[i]] =
         sums[i] / world.size() / static_cast<double>(s.mesh.size());
   return parts;
-}
-
-void add(const StepTimes& t, StepTimes& sum) {
-  sum.compute += t.compute;
-  sum.pipeline += t.pipeline;
-  sum.tensor += t.tensor;
-  sum.context += t.context;
-  sum.reduce += t.reduce;
-  sum.gather += t.gather;
-  sum.agree += t.agree;
-  sum.update += t.update;
 }
 
 // The runners exist on rank 0 only.
@@ -288,7 +278,11 @@ void run_round(comm::Comm& world, Runner& mesh, const Baselines& b,
   out->ratio.push_back(std::min(threads, ideal) / seconds);
   out->exposed.push_back(r.mean_exposed_s);
   out->bubble.push_back(measured_bubble(r.times, world));
-  add(r.times, out->times);
+  const StepTimes& t = r.times;
+  const double parts[] = {t.compute, t.pipeline, t.tensor + t.context,
+                          t.reduce,  t.gather,   t.agree,
+                          t.update};
+  for (size_t i = 0; i < out->parts.size(); ++i) out->parts[i] += parts[i];
 }
 
 Status measure_one(const Options& o, const Configuration& c, comm::Comm& world,
