@@ -13,6 +13,7 @@
 
 #include "proto/wire/channel.h"
 #include "tests/e2e/e2e.h"
+#include "tests/testing/expect.h"
 
 namespace remesh::e2e {
 namespace {

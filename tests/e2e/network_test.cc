@@ -7,6 +7,7 @@
 #include <set>
 
 #include "tests/e2e/e2e.h"
+#include "tests/testing/expect.h"
 #include "tests/testing/leftovers.h"
 
 namespace remesh::e2e {
@@ -162,7 +163,7 @@ TEST_F(NetworkTest, TheMeshFollowsTheLinkBetweenHosts) {
                 {"train.global_batch_size", "8"}}));
   start_coordinator();
   for (const int host : {1, 2}) {
-    ASSERT_TRUE(network_->set_rate(host, 40'000'000).ok());
+    ASSERT_OK(network_->set_rate(host, 40'000'000));
     start_worker(host);
   }
   ASSERT_TRUE(c().wait_for_event("training")) << c().describe();
@@ -184,8 +185,8 @@ TEST_F(NetworkTest, ABrokenLinkBetweenTwoHostsIsFoundAndAvoided) {
   start_coordinator();
   for (const int host : {0, 1, 2}) start_worker(host);
   ASSERT_TRUE(c().wait_for_dp(3));
-  ASSERT_TRUE(network_->set_loss(1, 2, 1).ok());
-  ASSERT_TRUE(network_->set_loss(2, 1, 1).ok());
+  ASSERT_OK(network_->set_loss(1, 2, 1));
+  ASSERT_OK(network_->set_loss(2, 1, 1));
   ASSERT_TRUE(c().wait_for_event("host_cordoned", 1, 240'000))
       << c().describe();
   const Json e = c().events_named("host_cordoned")[0];
@@ -303,7 +304,7 @@ except ConnectionResetError:
 
 // Nothing of MPI passes between the hosts but in packets of WireGuard.
 TEST_F(WireGuardTest, CarriesTheTrafficOfRanks) {
-  ASSERT_TRUE(network_->set_dropped("meta l4proto tcp").ok());
+  ASSERT_OK(network_->set_dropped("meta l4proto tcp"));
   make(endless({{"elastic.min_slots", "2"}}));
   start_two();
   ASSERT_TRUE(c().wait_for_dp(2));

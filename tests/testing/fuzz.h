@@ -4,8 +4,6 @@
 // REMESH_FUZZ_ROUNDS change the seed and the length.
 #pragma once
 
-#include <gtest/gtest.h>
-
 #include <algorithm>
 #include <cstdlib>
 #include <functional>
@@ -15,6 +13,7 @@
 #include <vector>
 
 #include "proto/base/status.h"
+#include "tests/testing/expect.h"
 #include "tests/testing/seed.h"
 
 namespace remesh {
@@ -91,8 +90,7 @@ inline void fuzz(const std::vector<std::string>& inputs, uint64_t rounds,
   SCOPED_TRACE("REMESH_TEST_SEED=" + std::to_string(seed));
   Mutator mutate(seed);
   uint64_t refused = 0;
-  for (const std::string& input : inputs)
-    ASSERT_TRUE(target(input).ok()) << target(input).to_string();
+  for (const std::string& input : inputs) ASSERT_OK(target(input));
   for (uint64_t i = 0; i < rounds; ++i) {
     const std::string& a = inputs[mutate.below(inputs.size())];
     const std::string& b = inputs[mutate.below(inputs.size())];

@@ -2,7 +2,6 @@
 // the correct data, never a crash or wrong data.
 //
 // REMESH_TEST_SEED and REMESH_FUZZ_ROUNDS (a multiplier) allow longer runs.
-#include <gtest/gtest.h>
 
 #include <cstdlib>
 #include <random>
@@ -10,6 +9,7 @@
 
 #include "checkpoint/store/sidecar.h"
 #include "checkpoint/store/verify.h"
+#include "tests/testing/expect.h"
 #include "tests/testing/llama.h"
 #include "tests/testing/memory_file_system.h"
 #include "tests/testing/seed.h"
@@ -57,13 +57,12 @@ std::string mutate(std::string text, std::mt19937_64& rng) {
 class CheckpointFuzz : public testing::Test {
  protected:
   void SetUp() override {
-    const auto done = save(fs_, "c", {1, 1}, table_, state_, 2);
-    ASSERT_TRUE(done.ok()) << done.status().to_string();
-    path_ = done->path;
-    manifest_ = done->manifest;
+    ASSERT_OK_AND(const auto done, save(fs_, "c", {1, 1}, table_, state_, 2));
+    path_ = done.path;
+    manifest_ = done.manifest;
   }
   void put(const std::string& path, const std::string& bytes) {
-    ASSERT_TRUE(write_file(fs_, path, bytes).ok());
+    ASSERT_OK(write_file(fs_, path, bytes));
   }
   std::string get(const std::string& path) {
     return *read_file(fs_, path, uint64_t{1} << 30);
@@ -131,7 +130,7 @@ TEST_F(CheckpointFuzz, AnyChangeOfAShardIsRefused) {
 
 TEST_F(CheckpointFuzz, AnyChangeOfASidecarIsRefused) {
   const SaveId id{.step = 2, .generation = 1};
-  ASSERT_TRUE(write_shards(fs_, "c", id, table_, state_, 1).ok());
+  ASSERT_OK(write_shards(fs_, "c", id, table_, state_, 1));
   const std::string dir = tmp_path("c", id);
   const std::string file = path_join(dir, manifest::sidecar_name(0));
   const std::string good = get(file);

@@ -1,7 +1,6 @@
 // Fuzzes (tests/testing/fuzz.h) what parses external input: job files,
 // overrides, the index of a data set, token shards, compressed text, and JSON
 // lines.
-#include <gtest/gtest.h>
 #define XXH_INLINE_ALL
 #include <xxhash.h>
 
@@ -16,6 +15,7 @@
 
 #include "parallel/jobfile/jobfile.h"
 #include "proto/data/index.h"
+#include "tests/testing/expect.h"
 #include "tests/testing/fuzz.h"
 #include "tests/unit/data/data_test_util.h"
 #include "worker/data/dataset.h"
@@ -30,16 +30,15 @@ namespace {
 
 TEST(Fuzz, JobFiles) {
   const jobfile::Source source{"job.toml", "/jobs"};
-  const auto plain = jobfile::parse_job(
-      "[data]\npath = \"x\"\n[train]\nsteps = 9\n[model]\nflavor = \"tiny\"\n",
-      source);
-  ASSERT_TRUE(plain.ok());
-  const auto resolved = jobfile::resolve(*plain, {257});
-  ASSERT_TRUE(resolved.ok());
+  ASSERT_OK_AND(const auto plain,
+                jobfile::parse_job("[data]\npath = \"x\"\n[train]\nsteps = "
+                                   "9\n[model]\nflavor = \"tiny\"\n",
+                                   source));
+  ASSERT_OK_AND(const auto resolved, jobfile::resolve(plain, {257}));
   const std::vector<std::string> inputs = {
       "[data]\npath = \"x\"\n[train]\nsteps = 9\nmax_norm = 1e-3\n",
       "data = { path = 'x' }\ntrain.dtype = \"bf16\"\n# comment\n",
-      jobfile::to_toml(*resolved), jobfile::commented_example()};
+      jobfile::to_toml(resolved), jobfile::commented_example()};
   fuzz(inputs, 6000, [&](const std::string& text) {
     const auto job = jobfile::parse_job(text, source);
     if (!job.ok()) return job.status();
@@ -47,7 +46,7 @@ TEST(Fuzz, JobFiles) {
     if (!full.ok()) return full.status();
     // Accepted input can be written and read again.
     const auto back = jobfile::parse_job(jobfile::to_toml(*full), source);
-    EXPECT_TRUE(back.ok()) << back.status().to_string();
+    EXPECT_OK(back);
     if (!back.ok()) return back.status();
     EXPECT_EQ(back->SerializeAsString(), full->SerializeAsString());
     return full.status();
@@ -80,8 +79,7 @@ class DataFuzz : public testing::Test {
     options.inputs = {dir_.write("in.txt", text)};
     options.out_dir = dir_ / "set";
     options.val_fraction = 0.1;
-    const auto made = data::prepare(options, *posix_file_system());
-    ASSERT_TRUE(made.ok()) << made.status().to_string();
+    ASSERT_OK(data::prepare(options, *posix_file_system()));
   }
   TempDir dir_;
   std::string text_;
@@ -92,7 +90,7 @@ TEST_F(DataFuzz, Index) {
   fuzz({json}, 20'000, [&](const std::string& text) {
     const auto index = data::parse_index(text, "dataset.json");
     if (!index.ok()) return index.status();
-    EXPECT_TRUE(data::parse_index(data::index_to_json(*index), "again").ok());
+    EXPECT_OK(data::parse_index(data::index_to_json(*index), "again"));
     return index.status();
   });
 }
@@ -167,10 +165,8 @@ TEST_F(DataFuzz, JsonLines) {
 }
 
 TEST_F(DataFuzz, Mixtures) {
-  ASSERT_TRUE(
-      data::mix({.members = {dir_ / "set=0.5"}, .out_dir = dir_ / "mix"},
-                *posix_file_system())
-          .ok());
+  ASSERT_OK(data::mix({.members = {dir_ / "set=0.5"}, .out_dir = dir_ / "mix"},
+                      *posix_file_system()));
   const std::string json = read_whole(dir_ / "mix/dataset.json");
   fuzz({json}, 5000, [&](const std::string& text) {
     dir_.write("mix/dataset.json", text);

@@ -1,5 +1,4 @@
 // Fuzzes (tests/testing/fuzz.h) the files of Hugging Face models.
-#include <gtest/gtest.h>
 
 #include <string>
 #include <vector>
@@ -7,6 +6,7 @@
 #include "checkpoint/huggingface/config.h"
 #include "checkpoint/huggingface/other_formats.h"
 #include "checkpoint/huggingface/safetensors.h"
+#include "tests/testing/expect.h"
 #include "tests/testing/fuzz.h"
 #include "tests/unit/huggingface/files.h"
 
@@ -57,9 +57,9 @@ TEST(HuggingFaceFuzz, Llama2c) {
 TEST(HuggingFaceFuzz, Config) {
   fuzz({kOldConfig, kNewConfig}, 10000, [](const std::string& text) -> Status {
     ASSIGN_OR_RETURN(const Config c, parse_config(text, "config.json"));
-    EXPECT_TRUE(c.model.validate().ok());
+    EXPECT_OK(c.model.validate());
     const auto again = parse_config(config_json(c, Dtype::kFp16), "written");
-    EXPECT_TRUE(again.ok()) << again.status().to_string();
+    EXPECT_OK(again);
     if (again.ok()) {
       EXPECT_EQ(again->model, c.model);
     }

@@ -1,6 +1,5 @@
 // Damaged journals: truncated, flipped, spliced. Opening one returns an error
 // or exactly the persisted state, and never crashes.
-#include <gtest/gtest.h>
 
 #include <fstream>
 #include <iostream>
@@ -9,6 +8,7 @@
 #include "coordinator/rundir/lines.h"
 #include "coordinator/rundir/run_dir.h"
 #include "coordinator/server/journal.h"
+#include "tests/testing/expect.h"
 #include "tests/testing/seed.h"
 #include "tests/testing/temp_dir.h"
 
@@ -51,14 +51,13 @@ TEST(JournalFuzz, DamageIsAStatusNeverAnotherState) {
   const auto files = posix_file_system();
   pb::Durable truth;
   {
-    auto j = Journal::open(*files, path);
-    ASSERT_TRUE(j.ok());
+    ASSERT_OK_AND(auto j, Journal::open(*files, path));
     for (int i = 1; i <= 30; ++i) {
       truth.set_generation(i);
       truth.set_phase(pb::Durable::RUNNING);
       truth.mutable_cause()->set_what(
           std::string(300 * i, static_cast<char>('a' + i % 26)));
-      ASSERT_TRUE((*j)->persist(truth).ok());
+      ASSERT_OK(j->persist(truth));
     }
   }
   const std::string sound = read_whole(path);
@@ -98,11 +97,10 @@ TEST(LinesFuzz, AnyBytesAreALineOrAStatus) {
     const std::string bytes = mutate(texts[i % 3], random);
     if (const auto p = rundir::parse_metrics_line(bytes); p.ok()) {
       // Accepted input can be written and read again.
-      EXPECT_TRUE(
-          rundir::parse_metrics_line(rundir::metrics_line(p.value())).ok());
+      EXPECT_OK(rundir::parse_metrics_line(rundir::metrics_line(p.value())));
     }
     if (const auto p = rundir::parse_event_line(bytes); p.ok()) {
-      EXPECT_TRUE(rundir::parse_event_line(rundir::event_line(p.value())).ok());
+      EXPECT_OK(rundir::parse_event_line(rundir::event_line(p.value())));
     }
     (void)rundir::parse_endpoint(bytes).ok();
   }

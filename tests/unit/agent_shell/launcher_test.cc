@@ -1,7 +1,6 @@
 #include "worker/agent/shell/launcher.h"
 
 #include <dlfcn.h>
-#include <gtest/gtest.h>
 #include <poll.h>
 #include <signal.h>
 #include <sys/syscall.h>
@@ -16,6 +15,7 @@
 #include "proto/base/child.h"
 #include "proto/base/clock.h"
 #include "proto/base/exit_code.h"
+#include "tests/testing/expect.h"
 #include "tests/testing/files.h"
 #include "tests/testing/leftovers.h"
 #include "tests/testing/process.h"
@@ -52,9 +52,7 @@ class LauncherTest : public ::testing::Test {
   static void SetUpTestSuite() {
     world_ = std::make_unique<World>();
     std::filesystem::create_directory(world_->dir / "run");
-    auto scratch = Scratch::open(world_->dir.path(), "w.0-a");
-    ASSERT_TRUE(scratch.ok()) << scratch.status().message();
-    world_->scratch = std::move(scratch).value();
+    ASSERT_OK_AND(world_->scratch, Scratch::open(world_->dir.path(), "w.0-a"));
     LauncherOptions o;
     o.worker = "w.0-a";
     o.trainer = world_->dir / "trainer";
@@ -67,11 +65,10 @@ class LauncherTest : public ::testing::Test {
       std::filesystem::remove_all(world_->dir.path());
       ADD_FAILURE() << restart_process().to_string();
     };
-    auto launcher =
+    ASSERT_OK_AND(
+        world_->launcher,
         Launcher::make(o, world_->scratch.get(), &world_->loop,
-                       [](Event e) { world_->on_event(std::move(e)); });
-    ASSERT_TRUE(launcher.ok()) << launcher.status().message();
-    world_->launcher = std::move(launcher).value();
+                       [](Event e) { world_->on_event(std::move(e)); }));
     world_->loop.on_tick([] { world_->launcher->beat(monotonic_ms()); });
   }
   static void TearDownTestSuite() {

@@ -1,13 +1,12 @@
 // What ranks are told: their environment and the networks between hosts.
 #include "worker/agent/shell/rank_env.h"
 
-#include <gtest/gtest.h>
-
 #include <algorithm>
 #include <set>
 #include <string>
 #include <vector>
 
+#include "tests/testing/expect.h"
 #include "worker/agent/shell/wireguard.h"
 
 namespace remesh::agent {
@@ -105,11 +104,10 @@ TEST(RankEnv, TunnelEndpointsAreExchanged) {
   EXPECT_EQ(fence.tunnels.at("a"), net.tunnel);
   EXPECT_EQ(fence.addresses.at("a"), net.addresses);
   EXPECT_EQ(fence.tunnels.at("b"), "");
-  const auto end = parse_tunnel(net.tunnel);
-  ASSERT_TRUE(end.ok());
-  EXPECT_EQ(end->key, key);
-  EXPECT_EQ(end->endpoint, "192.0.2.7:51820");
-  EXPECT_TRUE(parse_tunnel(key + ",[fd00::7]:9").ok());
+  ASSERT_OK_AND(const auto end, parse_tunnel(net.tunnel));
+  EXPECT_EQ(end.key, key);
+  EXPECT_EQ(end.endpoint, "192.0.2.7:51820");
+  EXPECT_OK(parse_tunnel(key + ",[fd00::7]:9"));
   for (const std::string& bad :
        {key, key + ",", key + ",host:9", key + ",192.0.2.7:0",
         key + ",192.0.2.7:65536", key + ",fd00::7:9", key + ",192.0.2.7:9\nX=",
@@ -145,17 +143,16 @@ pb::Assignment two_workers(const std::string& host_a,
 }
 
 TEST(RankEnv, PlacementFollowsTheAssignment) {
-  auto p = place(two_workers("h", "h"), "b");
-  ASSERT_TRUE(p.ok());
-  EXPECT_TRUE(p->one_host);  // the spare has no ranks
-  EXPECT_EQ(p->wanted_cores, 6);
-  ASSERT_EQ(p->local.size(), 2u);
-  EXPECT_EQ(p->local[1].rank, 1);
-  EXPECT_EQ(p->local[1].threads, 2);
-  ASSERT_EQ(p->nodes.size(), 2u);
-  EXPECT_EQ(p->nodes[0].first, "a");
-  EXPECT_EQ(p->nodes[0].second, std::vector<int>{2});
-  EXPECT_EQ(p->nodes[1].second, (std::vector<int>{0, 1}));
+  ASSERT_OK_AND(auto p, place(two_workers("h", "h"), "b"));
+  EXPECT_TRUE(p.one_host);  // the spare has no ranks
+  EXPECT_EQ(p.wanted_cores, 6);
+  ASSERT_EQ(p.local.size(), 2u);
+  EXPECT_EQ(p.local[1].rank, 1);
+  EXPECT_EQ(p.local[1].threads, 2);
+  ASSERT_EQ(p.nodes.size(), 2u);
+  EXPECT_EQ(p.nodes[0].first, "a");
+  EXPECT_EQ(p.nodes[0].second, std::vector<int>{2});
+  EXPECT_EQ(p.nodes[1].second, (std::vector<int>{0, 1}));
   EXPECT_EQ(place(two_workers("h", "i"), "b")->wanted_cores, 4);
   EXPECT_FALSE(place(two_workers("h", "i"), "b")->one_host);
   EXPECT_TRUE(place(two_workers("h", "i"), "spare")->local.empty());
@@ -170,7 +167,7 @@ TEST(RankEnv, InvalidAssignmentsAreNamed) {
   a.mutable_ranks(1)->set_rank(3);
   EXPECT_FALSE(place(a, "a").ok());
   a.mutable_ranks(1)->set_rank(1);
-  EXPECT_TRUE(place(a, "a").ok());
+  EXPECT_OK(place(a, "a"));
   a.mutable_ranks(1)->set_worker("x");
   EXPECT_NE(place(a, "a").status().message().find("'x'"), std::string::npos);
 }

@@ -1,7 +1,6 @@
 // The ranks' log files, and where a worker finds its coordinator.
 #include "worker/agent/shell/rank_logs.h"
 
-#include <gtest/gtest.h>
 #include <unistd.h>
 
 #include <chrono>
@@ -10,6 +9,7 @@
 
 #include "proto/rundir/file_tail.h"
 #include "proto/rundir/paths.h"
+#include "tests/testing/expect.h"
 #include "tests/testing/temp_dir.h"
 #include "tests/unit/agent_shell/num_entries.h"
 #include "worker/agent/shell/address.h"
@@ -48,7 +48,7 @@ TEST(RankLogs, OutputsOpenWithTheirFolder) {
   TempDir dir;
   RankOutputs outputs;
   const std::string folder = rundir::rank_logs_path(dir.path(), 3);
-  ASSERT_TRUE(outputs.open(folder, {0, 5}).ok());
+  ASSERT_OK(outputs.open(folder, {0, 5}));
   EXPECT_EQ(write(outputs.fd(5), "x", 1), 1);
   EXPECT_EQ(outputs.fd(1), -1);
   EXPECT_EQ(log_tail(rank_log_paths(folder, 5), 1, 9),
@@ -85,11 +85,10 @@ TEST(Address, NamesAndAddressesAreChecked) {
   EXPECT_FALSE(CoordinatorAddress::parse("nowhere").ok());
   EXPECT_FALSE(CoordinatorAddress::parse("http://head:80").ok());
   TempDir dir;
-  auto later = CoordinatorAddress::parse(dir / "later");
-  ASSERT_TRUE(later.ok()) << later.status().message();
-  EXPECT_EQ(later->read().status().code(), Code::kNotFound);
+  ASSERT_OK_AND(auto later, CoordinatorAddress::parse(dir / "later"));
+  EXPECT_EQ(later.read().status().code(), Code::kNotFound);
   auto a = CoordinatorAddress::parse(dir.path());
-  ASSERT_TRUE(a.ok());
+  ASSERT_OK(a);
   EXPECT_FALSE(a->fixed());
   EXPECT_FALSE(a->read().ok());
   std::ofstream(dir / "coordinator.addr") << "tcp://h:1\npid=3\n";

@@ -1,7 +1,6 @@
 // Parts of the worker's shell that need no MPI.
 #include <fcntl.h>
 #include <fmt/format.h>
-#include <gtest/gtest.h>
 #include <netinet/in.h>
 #include <signal.h>
 #include <sys/socket.h>
@@ -21,6 +20,7 @@
 #include "proto/base/clock.h"
 #include "proto/base/machine.h"
 #include "proto/base/socket_guard.h"
+#include "tests/testing/expect.h"
 #include "tests/testing/small_disk.h"
 #include "tests/testing/temp_dir.h"
 #include "tests/unit/agent_shell/num_entries.h"
@@ -67,7 +67,7 @@ ChildOptions shell(const TempDir& dir, const std::string& script) {
 
 std::string output_of(const ChildOptions& options) {
   auto child = start_child(options);
-  EXPECT_TRUE(child.ok()) << child.status().message();
+  EXPECT_OK(child);
   if (!child.ok()) return "";
   close(child->pidfd);
   waitpid(child->pid, nullptr, 0);
@@ -117,13 +117,12 @@ TEST(Process, AProgramThatFailsToStartLateIsNotEndedBySigpipe) {
   c.argv = {"/no/such/program"};
   c.output = dir / "pipe";  // opens when somebody reads it
   ASSERT_EQ(mkfifo(c.output.c_str(), 0600), 0);
-  auto child = start_child(c);
-  ASSERT_TRUE(child.ok()) << child.status().message();
+  ASSERT_OK_AND(auto child, start_child(c));
   const int reader = open(c.output.c_str(), O_RDONLY);
   int status = 0;
-  ASSERT_EQ(waitpid(child->pid, &status, 0), child->pid);
+  ASSERT_EQ(waitpid(child.pid, &status, 0), child.pid);
   close(reader);
-  close(child->pidfd);
+  close(child.pidfd);
   ASSERT_TRUE(WIFEXITED(status)) << status;
   EXPECT_EQ(WEXITSTATUS(status), 127);
 }
@@ -157,13 +156,12 @@ TEST(Process, ProgramThatCannotRunIsNamed) {
 
 TEST(Process, APidfdReportsTheEnd) {
   TempDir dir;
-  auto child = start_child(shell(dir, "exit 5"));
-  ASSERT_TRUE(child.ok());
-  ASSERT_GE(child->pidfd, 0);
+  ASSERT_OK_AND(auto child, start_child(shell(dir, "exit 5")));
+  ASSERT_GE(child.pidfd, 0);
   int status = 0;
-  waitpid(child->pid, &status, 0);
+  waitpid(child.pid, &status, 0);
   EXPECT_EQ(WEXITSTATUS(status), 5);
-  close(child->pidfd);
+  close(child.pidfd);
 }
 
 TEST(Process, StatOfNamesWithParenthesesIsRead) {
@@ -320,16 +318,15 @@ TEST(Process, ProcessorsAreLimitedByTheCgroupAndItsParents) {
 
 TEST(Process, LeftoversAreKilledButNeverAStranger) {
   TempDir dir;
-  auto child = start_child(shell(dir, "sleep 100"));
-  ASSERT_TRUE(child.ok());
-  close(child->pidfd);
-  const auto stat = read_proc_stat(child->pid);
+  ASSERT_OK_AND(auto child, start_child(shell(dir, "sleep 100")));
+  close(child.pidfd);
+  const auto stat = read_proc_stat(child.pid);
   ASSERT_TRUE(stat);
-  EXPECT_EQ(kill_leftovers({{child->pid, stat->start_time + 1}}, 100), 0);
-  EXPECT_EQ(waitpid(child->pid, nullptr, WNOHANG), 0);
-  EXPECT_EQ(kill_leftovers({{child->pid, stat->start_time}}, 60'000), 1);
+  EXPECT_EQ(kill_leftovers({{child.pid, stat->start_time + 1}}, 100), 0);
+  EXPECT_EQ(waitpid(child.pid, nullptr, WNOHANG), 0);
+  EXPECT_EQ(kill_leftovers({{child.pid, stat->start_time}}, 60'000), 1);
   int status = 0;
-  EXPECT_EQ(waitpid(child->pid, &status, 0), child->pid);
+  EXPECT_EQ(waitpid(child.pid, &status, 0), child.pid);
   EXPECT_EQ(WTERMSIG(status), SIGKILL);
 }
 
@@ -352,7 +349,7 @@ TEST(Scratch, WaitsForADyingPredecessor) {
   char byte = 0;
   EXPECT_EQ(read(ready[0], &byte, 1), 1);
   auto s = Scratch::open(dir / "s", "a", 60'000);
-  EXPECT_TRUE(s.ok()) << s.status().message();
+  EXPECT_OK(s);
   reaper.join();
   close(ready[0]);
   close(ready[1]);
@@ -361,25 +358,22 @@ TEST(Scratch, WaitsForADyingPredecessor) {
 TEST(Scratch, SecondHolderOfANameIsRefusedAndTheFolderGoesAtTheEnd) {
   TempDir dir;
   {
-    auto first = Scratch::open(dir / "s", "a");
-    ASSERT_TRUE(first.ok()) << first.status().message();
-    EXPECT_EQ((*first)->cleaned(), "");
+    ASSERT_OK_AND(auto first, Scratch::open(dir / "s", "a"));
+    EXPECT_EQ(first->cleaned(), "");
     auto second = Scratch::open(dir / "s", "a");
     ASSERT_FALSE(second.ok());
     EXPECT_EQ(second.status().code(), Code::kAlreadyExists);
     EXPECT_NE(second.status().message().find(std::to_string(getpid())),
               std::string::npos);
-    EXPECT_TRUE(Scratch::open(dir / "s", "b").ok());
-    auto g = (*first)->make_generation(7, 1 << 20);
-    ASSERT_TRUE(g.ok());
-    std::ofstream(g->shared + "/segment") << "x";
-    EXPECT_EQ(g->shared.rfind("/dev/shm/remesh-", 0), 0u);
-    (*first)->remove_generation(7);
-    EXPECT_FALSE(std::filesystem::exists(g->folder));
-    EXPECT_FALSE(std::filesystem::exists(g->shared));
-    auto huge = (*first)->make_generation(8, uint64_t{1} << 60);
-    ASSERT_TRUE(huge.ok());
-    EXPECT_EQ(huge->shared.rfind(dir.path(), 0), 0u);
+    EXPECT_OK(Scratch::open(dir / "s", "b"));
+    ASSERT_OK_AND(auto g, first->make_generation(7, 1 << 20));
+    std::ofstream(g.shared + "/segment") << "x";
+    EXPECT_EQ(g.shared.rfind("/dev/shm/remesh-", 0), 0u);
+    first->remove_generation(7);
+    EXPECT_FALSE(std::filesystem::exists(g.folder));
+    EXPECT_FALSE(std::filesystem::exists(g.shared));
+    ASSERT_OK_AND(auto huge, first->make_generation(8, uint64_t{1} << 60));
+    EXPECT_EQ(huge.shared.rfind(dir.path(), 0), 0u);
   }
   EXPECT_EQ(num_entries(dir / "s"), 0);
 }
@@ -394,7 +388,7 @@ TEST(Scratch, AFullDiskLeavesNoFolder) {
   EXPECT_EQ(full.status().code(), Code::kExhausted);
   disk.free();
   EXPECT_EQ(num_entries(disk.path()), 0);
-  EXPECT_TRUE(Scratch::open(disk.path(), "a").ok());
+  EXPECT_OK(Scratch::open(disk.path(), "a"));
 }
 
 // The clock of the host went back while the worker was down.
@@ -411,14 +405,13 @@ TEST(Scratch, IncarnationsGrowWhateverTheClockSays) {
   int status = 0;
   waitpid(child, &status, 0);
   EXPECT_TRUE(WIFSIGNALED(status));
-  auto s = Scratch::open(dir / "s", "a", 60'000);
-  ASSERT_TRUE(s.ok()) << s.status().message();
+  ASSERT_OK_AND(auto s, Scratch::open(dir / "s", "a", 60'000));
   constexpr uint64_t kHour = uint64_t{3'600'000} << 20;
-  EXPECT_EQ((*s)->new_incarnation(kNow - kHour), kNow + 1);
-  EXPECT_EQ((*s)->new_incarnation(kNow - kHour), kNow + 2);
+  EXPECT_EQ(s->new_incarnation(kNow - kHour), kNow + 1);
+  EXPECT_EQ(s->new_incarnation(kNow - kHour), kNow + 2);
   // A clock that is decades ahead, and right again.
-  EXPECT_EQ((*s)->new_incarnation(2 * kNow), 2 * kNow);
-  EXPECT_EQ((*s)->new_incarnation(kNow + kHour), kNow + kHour);
+  EXPECT_EQ(s->new_incarnation(2 * kNow), 2 * kNow);
+  EXPECT_EQ(s->new_incarnation(kNow + kHour), kNow + kHour);
 }
 
 TEST(Scratch, LeftoversOfAnyDeadWorkerAreSwept) {
@@ -435,7 +428,7 @@ TEST(Scratch, LeftoversOfAnyDeadWorkerAreSwept) {
   const std::string shared = shared_root_of(dir / "s/dead");
   EXPECT_TRUE(std::filesystem::exists(shared + "/g3/segment"));
   auto s = Scratch::open(dir / "s", "alive");
-  ASSERT_TRUE(s.ok());
+  ASSERT_OK(s);
   EXPECT_EQ(num_entries(dir / "s"), 1);
   EXPECT_FALSE(std::filesystem::exists(shared));
 }
@@ -474,22 +467,20 @@ TEST(Scratch, ManyWorkersComeAndGoAtOnce) {
 
 TEST(Scratch, RanksOfAKilledPredecessorDie) {
   TempDir dir;
-  auto orphan = start_child(shell(dir, "sleep 100"));
-  ASSERT_TRUE(orphan.ok());
-  close(orphan->pidfd);
+  ASSERT_OK_AND(auto orphan, start_child(shell(dir, "sleep 100")));
+  close(orphan.pidfd);
   const pid_t child = fork();
   if (child == 0) {
     auto s = Scratch::open(dir / "s", "a");
-    (*s)->note_rank(orphan->pid);
+    (*s)->note_rank(orphan.pid);
     kill(getpid(), SIGKILL);
   }
   waitpid(child, nullptr, 0);
-  auto s = Scratch::open(dir / "s", "a");
-  ASSERT_TRUE(s.ok());
-  EXPECT_NE((*s)->cleaned().find("1 ranks killed"), std::string::npos)
-      << (*s)->cleaned();
+  ASSERT_OK_AND(auto s, Scratch::open(dir / "s", "a"));
+  EXPECT_NE(s->cleaned().find("1 ranks killed"), std::string::npos)
+      << s->cleaned();
   int status = 0;
-  EXPECT_EQ(waitpid(orphan->pid, &status, 0), orphan->pid);
+  EXPECT_EQ(waitpid(orphan.pid, &status, 0), orphan.pid);
   EXPECT_EQ(WTERMSIG(status), SIGKILL);
 }
 
@@ -511,7 +502,7 @@ TEST(Scratch, ARootOfAnotherUserIsRefused) {
         << s.status().message();
     ASSERT_EQ(chmod((dir / shared).c_str(), 0755), 0);
   }
-  EXPECT_TRUE(Scratch::open(dir / "root", "a").ok());
+  EXPECT_OK(Scratch::open(dir / "root", "a"));
 }
 
 TEST(WhyRefused, OnlyAWorkerOfAnotherJobIsToldToConnectElsewhere) {

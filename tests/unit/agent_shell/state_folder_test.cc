@@ -2,7 +2,6 @@
 #include "worker/agent/shell/state_folder.h"
 
 #include <fcntl.h>
-#include <gtest/gtest.h>
 #include <signal.h>
 #include <sys/stat.h>
 #include <sys/wait.h>
@@ -13,6 +12,7 @@
 
 #include "checkpoint/memory/segment.h"
 #include "checkpoint/memory/segment_directory.h"
+#include "tests/testing/expect.h"
 #include "tests/testing/process.h"
 #include "tests/testing/small_disk.h"
 #include "tests/testing/temp_dir.h"
@@ -48,7 +48,7 @@ std::string add_segment(const std::string& folder, uint64_t job, int64_t step) {
   std::string path =
       memory::segment_path(folder, job, memory::free_number(folder, job));
   auto s = memory::StateSegment::create(path, job, 8);
-  EXPECT_TRUE(s.ok()) << s.status().message();
+  EXPECT_OK(s);
   (*s)->begin(0);
   (*s)->commit(info_of(step));
   return path;
@@ -73,7 +73,7 @@ class StatesTest : public ::testing::Test {
   }
   std::unique_ptr<Scratch> open(const std::string& name) {
     auto s = Scratch::open(root(), name);
-    EXPECT_TRUE(s.ok()) << s.status().message();
+    EXPECT_OK(s);
     return std::move(s).value();
   }
   // A worker that created segments of these jobs and was killed while a
@@ -106,7 +106,7 @@ class StatesTest : public ::testing::Test {
 
 TEST_F(StatesTest, TheInventoryListsTheRecords) {
   auto s = open("a");
-  ASSERT_TRUE(s->make_state_folder().ok());
+  ASSERT_OK(s->make_state_folder());
   const std::string folder = s->state_folder();
   struct stat st {};
   ASSERT_EQ(stat(folder.c_str(), &st), 0);
@@ -208,7 +208,7 @@ TEST_F(StatesTest, ALinkInsteadOfItsSharedFolderIsNotFollowed) {
 TEST_F(StatesTest, StatesOfALiveWorkerAreNotTouchedByOthers) {
   auto a = open("a");
   auto b = open("dead");  // not yet
-  ASSERT_TRUE(b->make_state_folder().ok());
+  ASSERT_OK(b->make_state_folder());
   add_segment(b->state_folder(), kJob, 7);
   make_old("dead", kJob);
   EXPECT_EQ(a->refresh_states(kJob), 0);
@@ -235,18 +235,18 @@ TEST_F(StatesTest, UnclaimedStatesAreRemovedWhoeverHoldsThem) {
   fs::create_directory(dir_ / "shm");
   const auto in_folder = [&](const std::string& root, const char* name) {
     auto s = Scratch::open(root, name, 0, dir_ / "shm");
-    EXPECT_TRUE(s.ok()) << s.status().message();
+    EXPECT_OK(s);
     return std::move(s).value();
   };
   const auto dead = in_folder(root(), "dead");
-  ASSERT_TRUE(dead->make_state_folder().ok());
+  ASSERT_OK(dead->make_state_folder());
   const std::string lost = add_segment(dead->state_folder(), kJob, 7);
   const std::string used = add_segment(dead->state_folder(), kJob, 7);
   const std::string young = add_segment(dead->state_folder(), kOther, 7);
   {
     const auto owner = memory::StateSegment::open(
         used, kJob, memory::StateSegment::Mode::kWrite);
-    ASSERT_TRUE(owner.ok());
+    ASSERT_OK(owner);
     for (const std::string& path : {lost, used})
       make_older(path, memory::kStateUnclaimedS + 5);
     in_folder(dir_ / "other", "b");
@@ -265,24 +265,22 @@ TEST_F(StatesTest, UnclaimedStatesAreRemovedWhoeverHoldsThem) {
 TEST_F(StatesTest, StatesMayBeInAnotherFolder) {
   fs::create_directory(dir_ / "shm");
   {
-    auto s = Scratch::open(root(), "a", 0, dir_ / "shm");
-    ASSERT_TRUE(s.ok()) << s.status().message();
-    ASSERT_TRUE((*s)->make_state_folder().ok());
-    EXPECT_TRUE((*s)->state_folder().starts_with(dir_ / "shm/remesh-"));
-    const auto room = (*s)->state_room(kJob);
-    const std::string path = add_segment((*s)->state_folder(), kJob, 7);
+    ASSERT_OK_AND(auto s, Scratch::open(root(), "a", 0, dir_ / "shm"));
+    ASSERT_OK(s->make_state_folder());
+    EXPECT_TRUE(s->state_folder().starts_with(dir_ / "shm/remesh-"));
+    const auto room = s->state_room(kJob);
+    const std::string path = add_segment(s->state_folder(), kJob, 7);
     // Others may write to the disk between two looks at its room.
     EXPECT_TRUE(testing::wait_until(
         [&] {
-          return *(*s)->state_room(kJob) ==
-                 *(*s)->state_room(kOther) + fs::file_size(path);
+          return *s->state_room(kJob) ==
+                 *s->state_room(kOther) + fs::file_size(path);
         },
         10'000));
     EXPECT_GT(room.value_or(0), 0u);
-    auto g = (*s)->make_generation(1, 1 << 20);
-    ASSERT_TRUE(g.ok());
-    EXPECT_TRUE(g->shared.starts_with(dir_ / "shm/remesh-"));
-    EXPECT_EQ((*s)->remove_states(kJob, false), 1);
+    ASSERT_OK_AND(auto g, s->make_generation(1, 1 << 20));
+    EXPECT_TRUE(g.shared.starts_with(dir_ / "shm/remesh-"));
+    EXPECT_EQ(s->remove_states(kJob, false), 1);
     EXPECT_FALSE(fs::exists(states_of("a")));
   }
   EXPECT_EQ(num_entries(dir_ / "shm"), 0);
@@ -293,17 +291,15 @@ TEST_F(StatesTest, StatesMayBeInAnotherFolder) {
 TEST_F(StatesTest, ATmpfsWithoutALimitHasRoomForMpi) {
   const testing::SmallDisk unlimited(dir_ / "shm", 0);
   if (!unlimited.mounted()) GTEST_SKIP() << "needs mount";
-  auto s = Scratch::open(root(), "a", 0, unlimited.path());
-  ASSERT_TRUE(s.ok()) << s.status().message();
-  auto g = (*s)->make_generation(1, 1 << 20);
-  ASSERT_TRUE(g.ok());
-  EXPECT_TRUE(g->shared.starts_with(unlimited.path())) << g->shared;
+  ASSERT_OK_AND(auto s, Scratch::open(root(), "a", 0, unlimited.path()));
+  ASSERT_OK_AND(auto g, s->make_generation(1, 1 << 20));
+  EXPECT_TRUE(g.shared.starts_with(unlimited.path())) << g.shared;
 }
 
 TEST_F(StatesTest, TheEndOfAJobRemovesStatesOfDeadWorkers) {
   leave_dead("dead", {kJob, kOther});
   auto s = open("a");
-  ASSERT_TRUE(s->make_state_folder().ok());
+  ASSERT_OK(s->make_state_folder());
   add_segment(s->state_folder(), kJob, 7);
   EXPECT_EQ(s->remove_states(kJob, false), 1);
   EXPECT_EQ(num_segments("dead", kJob), 1u);
@@ -313,8 +309,8 @@ TEST_F(StatesTest, TheEndOfAJobRemovesStatesOfDeadWorkers) {
 
 TEST_F(StatesTest, AnEmptyFolderIsRemovedWithTheGeneration) {
   auto s = open("a");
-  ASSERT_TRUE(s->make_generation(1, 1 << 20).ok());
-  ASSERT_TRUE(s->make_state_folder().ok());
+  ASSERT_OK(s->make_generation(1, 1 << 20));
+  ASSERT_OK(s->make_state_folder());
   s->remove_generation(1);
   EXPECT_FALSE(fs::exists(shared_root_of(s->folder())));
 }

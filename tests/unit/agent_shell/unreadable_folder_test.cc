@@ -1,13 +1,13 @@
 // Folders of storage that fails while they are read must not end the daemon.
 #include <dirent.h>
 #include <dlfcn.h>
-#include <gtest/gtest.h>
 
 #include <atomic>
 #include <cerrno>
 #include <filesystem>
 
 #include "proto/rundir/paths.h"
+#include "tests/testing/expect.h"
 #include "tests/testing/temp_dir.h"
 #include "tests/unit/agent_shell/num_entries.h"
 #include "worker/agent/shell/rank_logs.h"
@@ -62,12 +62,11 @@ TEST_F(UnreadableFolderTest, OldLogsStay) {
 TEST_F(UnreadableFolderTest, AWorkerStartsRefreshesItsStatesAndEnds) {
   fs::create_directories(root() + "/other");
   g_fails = true;
-  auto scratch = Scratch::open(root(), "a");
-  ASSERT_TRUE(scratch.ok()) << scratch.status().message();
-  ASSERT_TRUE((*scratch)->make_generation(1, 1).ok());
-  (void)(*scratch)->refresh_states(0);
-  (*scratch)->remove_generation(1);
-  scratch->reset();
+  ASSERT_OK_AND(auto scratch, Scratch::open(root(), "a"));
+  ASSERT_OK(scratch->make_generation(1, 1));
+  (void)scratch->refresh_states(0);
+  scratch->remove_generation(1);
+  scratch.reset();
 }
 
 }  // namespace

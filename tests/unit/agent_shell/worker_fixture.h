@@ -3,7 +3,6 @@
 #pragma once
 
 #include <fmt/format.h>
-#include <gtest/gtest.h>
 #include <poll.h>
 #include <signal.h>
 #include <sys/wait.h>
@@ -20,6 +19,7 @@
 #include "proto/base/child.h"
 #include "proto/base/clock.h"
 #include "proto/wire/channel.h"
+#include "tests/testing/expect.h"
 #include "tests/testing/process.h"
 #include "tests/testing/temp_dir.h"
 #include "tests/unit/agent_shell/num_entries.h"
@@ -179,7 +179,7 @@ class WorkerTest : public ::testing::Test {
         c.env.push_back(std::string(key) + "=" + v);
     c.output = dir_ / ("worker-" + name + ".out");
     auto child = start_child(c);
-    EXPECT_TRUE(child.ok());
+    EXPECT_OK(child);
     close(child->pidfd);
     return pids_[name] = child->pid;
   }

@@ -1,11 +1,11 @@
 #include <fcntl.h>
-#include <gtest/gtest.h>
 #include <signal.h>
 #include <sys/stat.h>
 
 #include <fstream>
 #include <set>
 
+#include "tests/testing/expect.h"
 #include "tests/unit/agent_shell/worker_fixture.h"
 
 namespace remesh::agent {
@@ -408,7 +408,7 @@ TEST_F(WorkerTest, ANameServerThatDoesNotAnswerDoesNotStopAWorker) {
 TEST_F(WorkerTest, ARefusalEndsAWorkerThatHasNoJob) {
   ASSERT_EQ(mkdir(scratch().c_str(), 0700), 0);
   const auto server = wire::Server::bind("tcp://127.0.0.1:0", std::nullopt);
-  ASSERT_TRUE(server.ok());
+  ASSERT_OK(server);
   start((*server)->address(), "a", {"--job", "other"});
   ASSERT_TRUE(eventually([&] {
     const auto m = (*server)->receive();
@@ -430,7 +430,7 @@ TEST_F(WorkerTest, ARefusalEndsAWorkerThatHasNoJob) {
 TEST_F(WorkerTest, ATemporaryRefusalKeepsTheWorkerWaiting) {
   ASSERT_EQ(mkdir(scratch().c_str(), 0700), 0);
   const auto server = wire::Server::bind("tcp://127.0.0.1:0", std::nullopt);
-  ASSERT_TRUE(server.ok());
+  ASSERT_OK(server);
   start((*server)->address(), "a");
   int reports = 0;
   ASSERT_TRUE(eventually([&] {

@@ -1,12 +1,11 @@
 // write_file_atomically(): old or new bytes, whatever fails.
 #include "proto/base/file_system.h"
 
-#include <gtest/gtest.h>
-
 #include <filesystem>
 #include <fstream>
 #include <set>
 
+#include "tests/testing/expect.h"
 #include "tests/testing/files.h"
 #include "tests/testing/hooked_file_system.h"
 #include "tests/testing/memory_file_system.h"
@@ -21,9 +20,9 @@ constexpr char kPath[] = "dir/file";
 
 std::unique_ptr<MemoryFileSystem> with_old_file() {
   auto fs = std::make_unique<MemoryFileSystem>();
-  EXPECT_TRUE(fs->create_dirs("dir").ok());
-  EXPECT_TRUE(fs->sync_dir("").ok());
-  EXPECT_TRUE(write_file_atomically(*fs, kPath, "old").ok());
+  EXPECT_OK(fs->create_dirs("dir"));
+  EXPECT_OK(fs->sync_dir(""));
+  EXPECT_OK(write_file_atomically(*fs, kPath, "old"));
   return fs;
 }
 
@@ -40,7 +39,7 @@ TEST(WriteFileAtomically, ACrashAtAnyCallLeavesTheOldOrTheNewBytes) {
       reached = fs->calls() > call;
       fs->recover(survives, rng);
       const auto text = read_file(*fs, kPath, 100);
-      ASSERT_TRUE(text.ok()) << call;
+      ASSERT_OK(text) << call;
       EXPECT_TRUE(*text == "new bytes" || (!done.ok() && *text == "old"))
           << call << ": " << *text;
       seen.insert(*text);
@@ -77,9 +76,9 @@ TEST(RemoveAll, RemovesLinksAndNotWhatTheyLeadTo) {
   fs::create_symlink(archive / "nothing", folder / "dangling");
   fs::create_directory_symlink(archive, fs::path(dir.path()) / "top");
   const auto posix = posix_file_system();
-  EXPECT_TRUE(remove_all(*posix, folder.string()).ok());
-  EXPECT_TRUE(remove_all(*posix, dir.path() + "/top").ok());
-  EXPECT_TRUE(remove_all(*posix, dir.path() + "/never").ok());
+  EXPECT_OK(remove_all(*posix, folder.string()));
+  EXPECT_OK(remove_all(*posix, dir.path() + "/top"));
+  EXPECT_OK(remove_all(*posix, dir.path() + "/never"));
   EXPECT_FALSE(fs::exists(folder));
   EXPECT_FALSE(fs::is_symlink(fs::path(dir.path()) / "top"));
   EXPECT_TRUE(fs::exists(archive / "file"));
@@ -112,7 +111,7 @@ TEST(WriteFileAtomically, DoesNotWriteThroughSymbolicLinks) {
   std::ofstream(mine) << "kept";
   fs::create_symlink(mine, path);
   const auto posix = posix_file_system();
-  ASSERT_TRUE(write_file_atomically(*posix, path, "new").ok());
+  ASSERT_OK(write_file_atomically(*posix, path, "new"));
   EXPECT_EQ(*read_file(*posix, mine, 100), "kept");
   EXPECT_EQ(*read_file(*posix, path, 100), "new");
   EXPECT_FALSE(fs::is_symlink(path));
@@ -129,7 +128,7 @@ TEST(WriteFileAtomically, WritesToAnUnpredictableNameFirst) {
     return ok_status();
   });
   for (const char* text : {"1", "2", "3"})
-    ASSERT_TRUE(write_file_atomically(fs, path, text).ok());
+    ASSERT_OK(write_file_atomically(fs, path, text));
   EXPECT_EQ(names.size(), 3U);
   EXPECT_FALSE(names.contains(path + ".tmp"));
   EXPECT_EQ(*fs.list(dir.path()), std::vector<std::string>{"file"});
@@ -143,7 +142,7 @@ TEST(WriteFileAtomically, RemovesWhatAKilledWriterLeft) {
     std::ofstream(dir.path() + "/" + name) << "kept";
   std::ofstream(dir.path() + "/file.0123456789abcdef.tmp") << "left";
   const auto fs = posix_file_system();
-  ASSERT_TRUE(write_file_atomically(*fs, dir.path() + "/file", "new").ok());
+  ASSERT_OK(write_file_atomically(*fs, dir.path() + "/file", "new"));
   EXPECT_EQ(
       *fs->list(dir.path()),
       (std::vector<std::string>{others[0], "file", others[1], others[2]}));

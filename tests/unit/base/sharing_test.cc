@@ -1,11 +1,11 @@
 #include "proto/base/sharing.h"
 
 #include <grp.h>
-#include <gtest/gtest.h>
 #include <sys/stat.h>
 #include <unistd.h>
 
 #include "proto/base/file_system.h"
+#include "tests/testing/expect.h"
 #include "tests/testing/files.h"
 
 namespace remesh {
@@ -23,8 +23,8 @@ class SharingTest : public ::testing::Test {
   void create(const std::string& folder) {
     const auto fs = posix_file_system();
     const std::string path = dir_.path() + "/" + folder;
-    ASSERT_TRUE(fs->create_dirs(path + "/inner").ok());
-    ASSERT_TRUE(write_file_atomically(*fs, path + "/inner/file", "x").ok());
+    ASSERT_OK(fs->create_dirs(path + "/inner"));
+    ASSERT_OK(write_file_atomically(*fs, path + "/inner/file", "x"));
   }
 
   const testing::TempDir dir_;
@@ -32,7 +32,7 @@ class SharingTest : public ::testing::Test {
 };
 
 TEST_F(SharingTest, FilesAreTheUsersAlone) {
-  ASSERT_TRUE(share_new_files("").ok());
+  ASSERT_OK(share_new_files(""));
   create("run");
   EXPECT_EQ(mode("run"), 0700U);
   EXPECT_EQ(mode("run/inner"), 0700U);
@@ -42,7 +42,7 @@ TEST_F(SharingTest, FilesAreTheUsersAlone) {
 TEST_F(SharingTest, APrivateFileIsNotForTheGroup) {
   umask(0007);
   const std::string path = dir_.path() + "/secret";
-  ASSERT_TRUE(create_private_file(path, "abc").ok());
+  ASSERT_OK(create_private_file(path, "abc"));
   EXPECT_EQ(mode("secret"), 0600U);
   EXPECT_EQ(read_file(*posix_file_system(), path, 10).value(), "abc");
   EXPECT_EQ(create_private_file(path, "def").code(), Code::kAlreadyExists);
@@ -60,14 +60,13 @@ TEST_F(SharingTest, AGroupMayReadAndWrite) {
   const struct group* const g = getgrgid(gid);
   if (g == nullptr) GTEST_SKIP() << "needs named_group: " << gid;
   const std::string name = g->gr_name, run = dir_.path() + "/run";
-  ASSERT_TRUE(share_new_files(name).ok());
-  const Status given = give_to_group(run, name);
-  ASSERT_TRUE(given.ok()) << given.to_string();
+  ASSERT_OK(share_new_files(name));
+  ASSERT_OK(give_to_group(run, name));
   create("run");
   EXPECT_EQ(mode("run"), 03770U);
   // As an administrator may have prepared it.
   ASSERT_EQ(chmod(run.c_str(), 02770), 0);
-  EXPECT_TRUE(give_to_group(run, name).ok());
+  EXPECT_OK(give_to_group(run, name));
   EXPECT_EQ(mode("run"), 02770U);
   EXPECT_EQ(mode("run/inner"), 02770U);
   EXPECT_EQ(mode("run/inner/file"), 0660U);

@@ -2,7 +2,6 @@
 // straightforward implementation.
 #include "checkpoint/store/blocks.h"
 
-#include <gtest/gtest.h>
 #include <sys/resource.h>
 #include <unistd.h>
 
@@ -14,6 +13,7 @@
 #include <string>
 #include <thread>
 
+#include "tests/testing/expect.h"
 #include "tests/testing/memory_file_system.h"
 #include "tests/testing/temp_dir.h"
 
@@ -54,17 +54,16 @@ TEST(Blocks, OnePassAndReadingBackGiveTheSame) {
     const uint64_t block = trial % 2 == 0 ? 64 + rng() % 1000 : 1 << 18;
     const std::string data = random_text(rng() % 900000, rng);
     pb::ShardFile one, two;
-    ASSERT_TRUE(write_blocks(fs, "one", data, block, rng, one).ok());
-    ASSERT_TRUE(write_file(fs, "two", data).ok());
-    ASSERT_TRUE(append_sums(**fs.open("two"), data.size(), two, block).ok());
+    ASSERT_OK(write_blocks(fs, "one", data, block, rng, one));
+    ASSERT_OK(write_file(fs, "two", data));
+    ASSERT_OK(append_sums(**fs.open("two"), data.size(), two, block));
     EXPECT_EQ(one.SerializeAsString(), two.SerializeAsString());
     const std::string a = *read_file(fs, "one", 1 << 30);
     EXPECT_EQ(a, *read_file(fs, "two", 1 << 30));
     EXPECT_EQ(a.size(), one.bytes());
     EXPECT_EQ(a.substr(0, data.size()), data);
-    const auto bad = find_bad_blocks(fs, "one", one);
-    ASSERT_TRUE(bad.ok()) << bad.status().to_string();
-    EXPECT_TRUE(bad->empty());
+    ASSERT_OK_AND(const auto bad, find_bad_blocks(fs, "one", one));
+    EXPECT_TRUE(bad.empty());
   }
 }
 
@@ -74,26 +73,25 @@ TEST(Blocks, OnlyTheBlocksReadAreVerified) {
   MemoryFileSystem fs;
   const std::string data = random_text(87654, rng);
   pb::ShardFile shard;
-  ASSERT_TRUE(write_blocks(fs, "f", data, kBlock, rng, shard).ok());
+  ASSERT_OK(write_blocks(fs, "f", data, kBlock, rng, shard));
   const std::string good = *read_file(fs, "f", 1 << 30);
   for (int trial = 0; trial < 300; ++trial) {
     const size_t hit = rng() % data.size();
     std::string text = good;
     text[hit] = static_cast<char>(text[hit] ^ 8);
-    ASSERT_TRUE(write_file(fs, "f", text).ok());
+    ASSERT_OK(write_file(fs, "f", text));
     const auto bad = find_bad_blocks(fs, "f", shard);
     ASSERT_EQ(bad->size(), 1U);
     EXPECT_LE((*bad)[0].begin, hit);
     EXPECT_GT((*bad)[0].end, hit);
-    const auto file = open_verified(fs, "f", shard);
-    ASSERT_TRUE(file.ok()) << file.status().to_string();
-    EXPECT_EQ(*(*file)->size(), data.size());
+    ASSERT_OK_AND(const auto file, open_verified(fs, "f", shard));
+    EXPECT_EQ(*file->size(), data.size());
     for (int k = 0; k < 30; ++k) {
       const size_t begin = rng() % data.size();
       const size_t n = rng() % std::min<size_t>(data.size() - begin + 1,
                                                 k % 2 == 0 ? 90000 : 50);
       std::string out(n, '\0');
-      const Status s = (*file)->read_at(
+      const Status s = file->read_at(
           begin, std::as_writable_bytes(std::span(out.data(), n)));
       const bool touched = n > 0 && begin / kBlock <= hit / kBlock &&
                            (begin + n - 1) / kBlock >= hit / kBlock;
@@ -120,37 +118,35 @@ TEST_F(StreamedTest, HoldsWhatWasWrittenForAnySequenceOfCalls) {
     std::string want;
     {
       // Room for little, or for all of it.
-      const auto file = fs_->create_streamed(
-          path, {.room = trial % 2 == 0 ? 0 : uint64_t{1} << 40});
-      ASSERT_TRUE(file.ok()) << file.status().to_string();
+      ASSERT_OK_AND(
+          const auto file,
+          fs_->create_streamed(
+              path, {.room = trial % 2 == 0 ? 0 : uint64_t{1} << 40}));
       // Up to several buffers, and an end of any length.
       const size_t size = trial < 3 ? trial * 5000 : rng() % (20 << 20);
       while (want.size() < size) {
         const std::string part = random_text(
             std::min(size - want.size(), 1 + rng() % (3 << 20)), rng);
-        ASSERT_TRUE((*file)->write_at(want.size(), bytes_of(part)).ok());
+        ASSERT_OK(file->write_at(want.size(), bytes_of(part)));
         want += part;
       }
       if (trial % 3 == 1 && want.size() > 10) {
         // Not in order, and reading: allowed too.
-        ASSERT_TRUE((*file)->write_at(3, bytes_of("abc")).ok());
+        ASSERT_OK(file->write_at(3, bytes_of("abc")));
         want.replace(3, 3, "abc");
         std::string back(7, '\0');
-        ASSERT_TRUE(
-            (*file)
-                ->read_at(0, std::as_writable_bytes(std::span(back.data(), 7)))
-                .ok());
+        ASSERT_OK(file->read_at(
+            0, std::as_writable_bytes(std::span(back.data(), 7))));
         EXPECT_EQ(back, want.substr(0, 7));
-        ASSERT_TRUE((*file)->write_at(want.size(), bytes_of("end")).ok());
+        ASSERT_OK(file->write_at(want.size(), bytes_of("end")));
         want += "end";
       }
-      EXPECT_EQ(*(*file)->size(), want.size());
-      ASSERT_TRUE((*file)->sync().ok());
-      ASSERT_TRUE((*file)->close().ok());
+      EXPECT_EQ(*file->size(), want.size());
+      ASSERT_OK(file->sync());
+      ASSERT_OK(file->close());
     }
-    const auto back = read_file(*fs_, path, 1 << 30);
-    ASSERT_TRUE(back.ok());
-    EXPECT_TRUE(*back == want) << trial;
+    ASSERT_OK_AND(const auto back, read_file(*fs_, path, 1 << 30));
+    EXPECT_TRUE(back == want) << trial;
   }
 }
 
@@ -189,7 +185,7 @@ TEST_F(StreamedTest, FailsSoonWithTheReasonWhenCancelled) {
                                         .moved = [&] { ++moved; }});
   uint64_t at = 0;
   for (; at < 8 * part.size(); at += part.size())
-    ASSERT_TRUE((*file)->write_at(at, bytes_of(part)).ok());
+    ASSERT_OK((*file)->write_at(at, bytes_of(part)));
   give_up = true;
   Status written;
   for (int i = 0; i < 3 && written.ok(); ++i, at += part.size())
@@ -210,12 +206,12 @@ TEST_F(StreamedTest, IdlesAfterABufferUntilSomeoneWaits) {
                                                       .hurry = &hurry});
   uint64_t at = 0;
   for (; at < 8 * part.size(); at += part.size())
-    ASSERT_TRUE((*file)->write_at(at, bytes_of(part)).ok());
+    ASSERT_OK((*file)->write_at(at, bytes_of(part)));
   while (moved == 0) std::this_thread::yield();
   std::this_thread::sleep_for(std::chrono::milliseconds(50));
   EXPECT_EQ(moved, 1);
   hurry = true;
-  ASSERT_TRUE((*file)->sync().ok());
+  ASSERT_OK((*file)->sync());
   EXPECT_GT(moved, 1);
   EXPECT_EQ(*fs_->size(dir_ / "f"), at);
 }
@@ -227,7 +223,7 @@ TEST_F(StreamedTest, DoesNotIdleWhenCancelled) {
       dir_ / "f",
       {.room = uint64_t{1} << 40, .give_up = &give_up, .idle = 1e9});
   for (uint64_t at = 0; at < 3 * part.size(); at += part.size())
-    ASSERT_TRUE((*file)->write_at(at, bytes_of(part)).ok());
+    ASSERT_OK((*file)->write_at(at, bytes_of(part)));
   give_up = true;
   EXPECT_EQ((*file)->sync().code(), Code::kCancelled);
 }
@@ -235,7 +231,7 @@ TEST_F(StreamedTest, DoesNotIdleWhenCancelled) {
 TEST_F(StreamedTest, CanBeDestroyedUnfinished) {
   const std::string part(5 << 20, 'x');
   const auto file = fs_->create_streamed(dir_ / "f");
-  ASSERT_TRUE((*file)->write_at(0, bytes_of(part)).ok());
+  ASSERT_OK((*file)->write_at(0, bytes_of(part)));
 }
 
 }  // namespace

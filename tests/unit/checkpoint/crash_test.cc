@@ -3,11 +3,11 @@
 //
 // Exhaustive: every call of a save, every way it can fail there, and the
 // possible states of the disk afterwards (the extremes and random ones).
-#include <gtest/gtest.h>
 
 #include <cstdio>
 #include <set>
 
+#include "tests/testing/expect.h"
 #include "tests/testing/memory_file_system.h"
 #include "tests/unit/checkpoint/fixture.h"
 
@@ -32,16 +32,15 @@ class CrashTest : public testing::TestWithParam<Case> {
  protected:
   // Step 1 is saved and durable; the run directory already exists.
   void SetUp() override {
-    ASSERT_TRUE(start_.create_dirs("run").ok());
-    ASSERT_TRUE(start_.sync_dir("").ok());
+    ASSERT_OK(start_.create_dirs("run"));
+    ASSERT_OK(start_.sync_dir(""));
     const Retention keep{.keep_latest_k = 2};
-    const auto done = save(start_, kFolder, {1, 1}, table_, one_, 2, keep);
-    ASSERT_TRUE(done.ok()) << done.status().to_string();
+    ASSERT_OK(save(start_, kFolder, {1, 1}, table_, one_, 2, keep));
     if (!GetParam().replaces) return;
-    const auto two = save(start_, kFolder, {2, 1}, table_, one_, 2, keep);
-    ASSERT_TRUE(two.ok()) << two.status().to_string();
-    const std::string shard = two->path + "/" + manifest::shard_name(0);
-    ASSERT_TRUE(write_file(start_, shard, "cut").ok());
+    ASSERT_OK_AND(const auto two,
+                  save(start_, kFolder, {2, 1}, table_, one_, 2, keep));
+    const std::string shard = two.path + "/" + manifest::shard_name(0);
+    ASSERT_OK(write_file(start_, shard, "cut"));
   }
 
   // Step 2 replaces step 1 (keep_latest_k = 1), so that removal is tested
@@ -55,14 +54,13 @@ class CrashTest : public testing::TestWithParam<Case> {
   // Returns its step.
   int64_t check(MemoryFileSystem& fs, const std::string& where) {
     const auto found = manifest::scan(fs, kFolder);
-    EXPECT_TRUE(found.ok()) << where << found.status().to_string();
+    EXPECT_OK(found) << where;
     if (!found.ok()) return 0;
     const manifest::Found* best = manifest::choose_newest_valid(*found);
     EXPECT_NE(best, nullptr) << where;
     if (best == nullptr) return 0;
     State loaded;
-    const Status s = load_whole(fs, best->path, table_, loaded);
-    EXPECT_TRUE(s.ok()) << where << s.to_string();
+    EXPECT_OK(load_whole(fs, best->path, table_, loaded)) << where;
     EXPECT_TRUE(same_bits(loaded, best->step == 1 ? one_ : two_)) << where;
     return best->step;
   }
@@ -88,7 +86,7 @@ class CrashTest : public testing::TestWithParam<Case> {
     // The next generation saves step 2 and leaves no debris.
     if (torn == Torn::kHalf && survives == Survives::kSyncedOnly) {
       const auto again = second(fs, 3);
-      EXPECT_TRUE(again.ok()) << where << again.status().to_string();
+      EXPECT_OK(again) << where;
       EXPECT_EQ(check(fs, where), 2);
       if (again.ok() && !again->existed) {
         EXPECT_EQ(*fs.list(kFolder),
@@ -151,8 +149,7 @@ TEST_P(CrashTest, AFailureAtAnyCallIsReportedAndLosesNothing) {
             << where << done.status().to_string();
       }
       // The same generation may try again in the same place.
-      const auto again = second(fs, 2);
-      EXPECT_TRUE(again.ok()) << where << again.status().to_string();
+      EXPECT_OK(second(fs, 2)) << where;
       EXPECT_EQ(check(fs, where), 2);
     }
   }

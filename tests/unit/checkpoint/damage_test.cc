@@ -5,7 +5,6 @@
 //
 // Reading an entire checkpoint takes HDF5 milliseconds, so the consequences of
 // a damaged file are tested for every kSample-th case only.
-#include <gtest/gtest.h>
 
 #include <algorithm>
 #include <cstdlib>
@@ -15,6 +14,7 @@
 #include "checkpoint/store/blocks.h"
 #include "checkpoint/store/index_file.h"
 #include "checkpoint/store/verify.h"
+#include "tests/testing/expect.h"
 #include "tests/testing/memory_file_system.h"
 #include "tests/unit/checkpoint/fixture.h"
 
@@ -37,18 +37,18 @@ class DamageTest : public testing::TestWithParam<Compression> {
  protected:
   void SetUp() override {
     for (const int64_t step : {1, 2}) {
-      const auto done = save(fs_, kFolder, {step, 1}, table_,
-                             step == 1 ? one_ : two_, 1, {}, GetParam());
-      ASSERT_TRUE(done.ok()) << done.status().to_string();
-      path_ = done->path;
-      manifest_ = done->manifest;
+      ASSERT_OK_AND(const auto done,
+                    save(fs_, kFolder, {step, 1}, table_,
+                         step == 1 ? one_ : two_, 1, {}, GetParam()));
+      path_ = done.path;
+      manifest_ = done.manifest;
     }
   }
   std::string get(const std::string& name) {
     return *read_file(fs_, path_join(path_, name), 1 << 30);
   }
   void put(const std::string& name, const std::string& bytes) {
-    ASSERT_TRUE(write_file(fs_, path_join(path_, name), bytes).ok());
+    ASSERT_OK(write_file(fs_, path_join(path_, name), bytes));
   }
 
   // Like a restore: loads the newest one that it can. Returns its step.

@@ -1,6 +1,5 @@
 // Two generations save in one folder, and the older one, which was given up, is
 // stopped between looking and acting.
-#include <gtest/gtest.h>
 
 #include <filesystem>
 #include <fstream>
@@ -9,6 +8,7 @@
 
 #include "checkpoint/manifest/scan.h"
 #include "checkpoint/store/store.h"
+#include "tests/testing/expect.h"
 #include "tests/testing/hooked_file_system.h"
 #include "tests/testing/temp_dir.h"
 #include "tests/unit/checkpoint/fixture.h"
@@ -70,17 +70,17 @@ TEST_F(FencingTest, AFencedGenerationDoesNotTouchNewerCheckpoints) {
   for (bool stopped = true; stopped; ++at) {
     SCOPED_TRACE(at);
     std::filesystem::remove_all(folder_);
-    ASSERT_TRUE(save_as(*fs_, 1, 2).ok());
+    ASSERT_OK(save_as(*fs_, 1, 2));
     // A damaged one, which a save of step 4 replaces.
-    ASSERT_TRUE(fs_->create_dirs(path_of(4)).ok());
+    ASSERT_OK(fs_->create_dirs(path_of(4)));
     std::ofstream(path_of(4) + "/manifest.json") << "?";
     Status status;
     stopped = stopped_at(
         at, 4,
         [&] {
-          ASSERT_TRUE(manifest::claim(*fs_, folder_, 2).ok());
-          ASSERT_TRUE(save_as(*fs_, 2, 3).ok());
-          ASSERT_TRUE(save_as(*fs_, 2, 4).ok());
+          ASSERT_OK(manifest::claim(*fs_, folder_, 2));
+          ASSERT_OK(save_as(*fs_, 2, 3));
+          ASSERT_OK(save_as(*fs_, 2, 4));
         },
         &status);
     EXPECT_EQ(steps()[4], stopped ? 2 : 1) << status.to_string();
@@ -96,13 +96,13 @@ TEST_F(FencingTest, AFencedGenerationKeepsTheSourceOfTheNewerOne) {
   for (int at = 1; stopped; ++at) {
     SCOPED_TRACE(at);
     std::filesystem::remove_all(folder_);
-    ASSERT_TRUE(save_as(*fs_, 1, 2).ok());
+    ASSERT_OK(save_as(*fs_, 1, 2));
     Status status;
     bool was_there = false;
     stopped = stopped_at(
         at, 4,
         [&] {
-          ASSERT_TRUE(manifest::claim(*fs_, folder_, 2).ok());
+          ASSERT_OK(manifest::claim(*fs_, folder_, 2));
           was_there = steps().contains(2);
         },
         &status);
@@ -114,15 +114,13 @@ TEST_F(FencingTest, AFencedGenerationKeepsTheSourceOfTheNewerOne) {
 
 // It was killed after it had set the newer generation's checkpoint aside.
 TEST_F(FencingTest, ACheckpointThatWasMovedAsideIsMovedBack) {
-  ASSERT_TRUE(save_as(*fs_, 1, 2).ok());
-  ASSERT_TRUE(save_as(*fs_, 2, 4).ok());
-  ASSERT_TRUE(
-      fs_->rename(path_of(4), folder_ + "/" + manifest::old_name(4)).ok());
+  ASSERT_OK(save_as(*fs_, 1, 2));
+  ASSERT_OK(save_as(*fs_, 2, 4));
+  ASSERT_OK(fs_->rename(path_of(4), folder_ + "/" + manifest::old_name(4)));
   EXPECT_EQ(steps(), (Steps{}));
-  ASSERT_TRUE(save(*fs_, folder_, {6, 3}, table_, state_, 1,
-                   {.keep_latest_k = 2}, Compression::kNone,
-                   manifest::Origin{.step = 4, .generation = 2})
-                  .ok());
+  ASSERT_OK(save(*fs_, folder_, {6, 3}, table_, state_, 1, {.keep_latest_k = 2},
+                 Compression::kNone,
+                 manifest::Origin{.step = 4, .generation = 2}));
   EXPECT_EQ(steps(), (Steps{{4, 2}, {6, 3}}));
 }
 

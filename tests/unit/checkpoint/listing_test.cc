@@ -1,11 +1,11 @@
 // What the coordinator finds where the file system shows an older listing.
-#include <gtest/gtest.h>
 
 #include <algorithm>
 #include <string>
 #include <vector>
 
 #include "coordinator/server/scanner.h"
+#include "tests/testing/expect.h"
 #include "tests/testing/hooked_file_system.h"
 #include "tests/testing/temp_dir.h"
 #include "tests/unit/checkpoint/fixture.h"
@@ -27,7 +27,7 @@ TEST(Listing, ACommittedCheckpointThatIsNotListedIsFoundByName) {
   const State state = random_state(table.num_elements(), 5);
   const auto plain = posix_file_system();
   for (const int64_t step : {2, 4})
-    ASSERT_TRUE(save(*plain, folder, {step, 1}, table, state, 1).ok());
+    ASSERT_OK(save(*plain, folder, {step, 1}, table, state, 1));
   std::vector<std::string> calls;
   HookedFileSystem late(
       [&](const std::string& call, const std::string& path) {

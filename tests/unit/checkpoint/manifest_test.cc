@@ -2,7 +2,6 @@
 
 #include <fmt/format.h>
 #include <google/protobuf/util/message_differencer.h>
-#include <gtest/gtest.h>
 
 #include <algorithm>
 #include <array>
@@ -18,6 +17,7 @@
 #include "checkpoint/manifest/read_plan.h"
 #include "checkpoint/manifest/scan.h"
 #include "parallel/geometry/sharding.h"
+#include "tests/testing/expect.h"
 #include "tests/testing/memory_file_system.h"
 #include "tests/unit/checkpoint/fixture.h"
 
@@ -75,9 +75,8 @@ TEST(Names, ParseOnlyWhatTheyPrint) {
 TEST(Encoding, RoundTripsAndIsJson) {
   const pb::Manifest m = example();
   const std::string text = encode(m);
-  const auto back = decode(text);
-  ASSERT_TRUE(back.ok()) << back.status().to_string();
-  EXPECT_TRUE(google::protobuf::util::MessageDifferencer::Equals(m, *back));
+  ASSERT_OK_AND(const auto back, decode(text));
+  EXPECT_TRUE(google::protobuf::util::MessageDifferencer::Equals(m, back));
   const auto json = nlohmann::json::parse(text);
   EXPECT_EQ(json["manifest"]["step"], "100");
   EXPECT_EQ(json["xxh128"].get<std::string>().size(), 32U);
@@ -101,14 +100,13 @@ TEST(Encoding, DoublesRoundTripExactly) {
   pb::Manifest m = example();
   for (const double x : values) m.add_recent()->set_loss(x);
   m.add_recent()->set_loss(std::numeric_limits<double>::quiet_NaN());
-  const auto back = decode(encode(m));
-  ASSERT_TRUE(back.ok()) << back.status().to_string();
+  ASSERT_OK_AND(const auto back, decode(encode(m)));
   for (size_t i = 0; i < values.size(); ++i) {
-    const double x = back->recent(static_cast<int>(i)).loss();
+    const double x = back.recent(static_cast<int>(i)).loss();
     EXPECT_EQ(std::bit_cast<uint64_t>(x), std::bit_cast<uint64_t>(values[i]))
         << values[i];
   }
-  EXPECT_TRUE(std::isnan(back->recent(m.recent_size() - 1).loss()));
+  EXPECT_TRUE(std::isnan(back.recent(m.recent_size() - 1).loss()));
 }
 
 TEST(Encoding, EveryChangedByteAndEveryTruncationIsDetected) {
@@ -291,11 +289,10 @@ TEST(PlanReads, FillsEveryWantedElementOnceWhateverTheSlicing) {
       for (int64_t i = 0; i < piece.rect.numel(); ++i)
         expected[static_cast<size_t>(piece.at + i)] =
             element(static_cast<int64_t>(piece.param), piece.rect, i);
-    const auto reads = plan_reads(m, table, wanted);
-    ASSERT_TRUE(reads.ok()) << reads.status().to_string();
+    ASSERT_OK_AND(const auto reads, plan_reads(m, table, wanted));
     const Element none = {-1, 0, 0};
     std::vector<Element> filled(expected.size(), none);
-    for (const Read& read : *reads) {
+    for (const Read& read : reads) {
       const pb::Slice& slice = m.shards(read.shard).slices(read.slice);
       for (int64_t r = 0; r < read.copy.rows; ++r)
         for (int64_t c = 0; c < read.copy.cols; ++c) {
@@ -420,14 +417,12 @@ TEST(Scan, ListsNewestFirstWithReasonsAndSkipsWhatIsBeingWritten) {
   MemoryFileSystem fs;
   EXPECT_TRUE(scan(fs, "ckpt")->empty());  // no folder, no checkpoint
   const auto put = [&](const std::string& dir, int64_t step) {
-    ASSERT_TRUE(fs.create_dirs("ckpt/" + dir).ok());
+    ASSERT_OK(fs.create_dirs("ckpt/" + dir));
     pb::Manifest m = example();
     m.set_step(step);
-    ASSERT_TRUE(
-        write_file(fs, "ckpt/" + dir + "/manifest.json", encode(m)).ok());
-    ASSERT_TRUE(write_file(fs, "ckpt/" + dir + "/" + shard_name(0),
-                           std::string(12345, 'x'))
-                    .ok());
+    ASSERT_OK(write_file(fs, "ckpt/" + dir + "/manifest.json", encode(m)));
+    ASSERT_OK(write_file(fs, "ckpt/" + dir + "/" + shard_name(0),
+                         std::string(12345, 'x')));
   };
   put("step-00000001", 1);
   put("step-00000002", 2);
@@ -435,11 +430,10 @@ TEST(Scan, ListsNewestFirstWithReasonsAndSkipsWhatIsBeingWritten) {
   put("step-00000005", 5);
   put(".tmp-step-00000006.g1", 6);
   put("notes", 7);
-  ASSERT_TRUE(fs.create_dirs("ckpt/step-00000008").ok());
-  ASSERT_TRUE(fs.remove("ckpt/step-00000005/" + shard_name(0)).ok());
-  const auto found = scan(fs, "ckpt");
-  ASSERT_TRUE(found.ok());
-  ASSERT_EQ(found->size(), 5U);
+  ASSERT_OK(fs.create_dirs("ckpt/step-00000008"));
+  ASSERT_OK(fs.remove("ckpt/step-00000005/" + shard_name(0)));
+  ASSERT_OK_AND(const auto found, scan(fs, "ckpt"));
+  ASSERT_EQ(found.size(), 5U);
   const std::vector<std::pair<int64_t, const char*>> expected = {
       {8, "manifest.json"},
       {5, "shard-00000.h5"},
@@ -447,14 +441,14 @@ TEST(Scan, ListsNewestFirstWithReasonsAndSkipsWhatIsBeingWritten) {
       {2, ""},
       {1, ""}};
   for (size_t i = 0; i < expected.size(); ++i) {
-    EXPECT_EQ((*found)[i].step, expected[i].first);
-    EXPECT_EQ((*found)[i].status.ok(), *expected[i].second == '\0');
-    EXPECT_NE((*found)[i].status.message().find(expected[i].second),
+    EXPECT_EQ(found[i].step, expected[i].first);
+    EXPECT_EQ(found[i].status.ok(), *expected[i].second == '\0');
+    EXPECT_NE(found[i].status.message().find(expected[i].second),
               std::string::npos)
-        << (*found)[i].status.message();
+        << found[i].status.message();
   }
-  ASSERT_NE(choose_newest_valid(*found), nullptr);
-  EXPECT_EQ(choose_newest_valid(*found)->step, 2);
+  ASSERT_NE(choose_newest_valid(found), nullptr);
+  EXPECT_EQ(choose_newest_valid(found)->step, 2);
   EXPECT_EQ(choose_newest_valid({}), nullptr);
 
   // A generation that is newer was at a smaller step: it went back.
@@ -481,21 +475,21 @@ TEST(Branch, DecidesWhatIsInTheGenerationsPast) {
 TEST(Branch, TheNewestClaimWins) {
   MemoryFileSystem fs;
   EXPECT_EQ(claimed(fs, "a/c").value(), 0);
-  EXPECT_TRUE(check_claim(fs, "a/c", 1).ok());
-  ASSERT_TRUE(claim(fs, "a/c", 7).ok());
-  ASSERT_TRUE(claim(fs, "a/c", 7).ok());
+  EXPECT_OK(check_claim(fs, "a/c", 1));
+  ASSERT_OK(claim(fs, "a/c", 7));
+  ASSERT_OK(claim(fs, "a/c", 7));
   EXPECT_EQ(claimed(fs, "a/c").value(), 7);
-  EXPECT_TRUE(check_claim(fs, "a/c", 7).ok());
-  EXPECT_TRUE(check_claim(fs, "a/c", 8).ok());
+  EXPECT_OK(check_claim(fs, "a/c", 7));
+  EXPECT_OK(check_claim(fs, "a/c", 8));
   const Status old = check_claim(fs, "a/c", 6);
   EXPECT_EQ(old.code(), Code::kCancelled);
   EXPECT_NE(old.message().find("a/c: generation 7"), std::string::npos);
   // A late older claim changes nothing; an unknown name is ignored.
-  ASSERT_TRUE(claim(fs, "a/c", 6).ok());
+  ASSERT_OK(claim(fs, "a/c", 6));
   for (const char* name : {".claim-g", ".claim-g9x", ".claim-g-9", "claim-g9"})
-    ASSERT_TRUE(fs.create(path_join("a/c", name)).ok());
+    ASSERT_OK(fs.create(path_join("a/c", name)));
   EXPECT_EQ(claimed(fs, "a/c").value(), 7);
-  ASSERT_TRUE(claim(fs, "a/c", 8).ok());
+  ASSERT_OK(claim(fs, "a/c", 8));
   EXPECT_EQ(claimed(fs, "a/c").value(), 8);
   EXPECT_FALSE(fs.exists("a/c/.claim-g7"));
 }

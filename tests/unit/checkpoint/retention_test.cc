@@ -1,5 +1,4 @@
 // What retention and the commit of a checkpoint must not touch.
-#include <gtest/gtest.h>
 
 #include <filesystem>
 #include <string>
@@ -8,6 +7,7 @@
 #include "checkpoint/manifest/branch.h"
 #include "checkpoint/manifest/scan.h"
 #include "checkpoint/store/store.h"
+#include "tests/testing/expect.h"
 #include "tests/testing/hooked_file_system.h"
 #include "tests/testing/temp_dir.h"
 #include "tests/unit/checkpoint/fixture.h"
@@ -27,7 +27,7 @@ class RetentionTest : public testing::Test {
   }
   // As a process does that is killed before it removes it, or puts it back.
   void set_aside(int64_t step) {
-    ASSERT_TRUE(fs_->rename(path_of(step), old_path(step)).ok());
+    ASSERT_OK(fs_->rename(path_of(step), old_path(step)));
   }
   Status save_step(FileSystem& fs, int64_t step, int64_t keep_latest_k) {
     return save(fs, folder_, {step, 1}, table_, state_, 1,
@@ -35,9 +35,8 @@ class RetentionTest : public testing::Test {
         .status();
   }
   void keep(int64_t step) {
-    ASSERT_TRUE(write_file_atomically(
-                    *fs_, path_join(path_of(step), manifest::kKeepName), "best")
-                    .ok());
+    ASSERT_OK(write_file_atomically(
+        *fs_, path_join(path_of(step), manifest::kKeepName), "best"));
   }
   Numbers steps() {
     Numbers out;
@@ -61,10 +60,10 @@ TEST_F(RetentionTest, WhatIsKeptStaysAndIsNotMoved) {
     moved += call == "rename" && path == path_of(1) ? 1 : 0;
     return ok_status();
   });
-  ASSERT_TRUE(save_step(fs, 1, 1).ok());
+  ASSERT_OK(save_step(fs, 1, 1));
   keep(1);
   EXPECT_TRUE(manifest::scan(fs, folder_)->at(0).kept);
-  for (const int64_t step : {2, 3}) ASSERT_TRUE(save_step(fs, step, 1).ok());
+  for (const int64_t step : {2, 3}) ASSERT_OK(save_step(fs, step, 1));
   EXPECT_EQ(steps(), (Numbers{3, 1}));
   EXPECT_EQ(moved, 0);
 }
@@ -75,9 +74,9 @@ TEST_F(RetentionTest, WhatIsKeptAtTheLastMomentStays) {
     if (call == "rename" && path == path_of(1)) keep(1);
     return ok_status();
   });
-  for (const int64_t step : {1, 2}) ASSERT_TRUE(save_step(fs, step, 1).ok());
+  for (const int64_t step : {1, 2}) ASSERT_OK(save_step(fs, step, 1));
   EXPECT_EQ(steps(), (Numbers{2, 1}));
-  ASSERT_TRUE(save_step(fs, 3, 1).ok());
+  ASSERT_OK(save_step(fs, 3, 1));
   EXPECT_EQ(steps(), (Numbers{3, 1}));
 }
 
@@ -88,19 +87,19 @@ TEST_F(RetentionTest, WhatMayBeKeptStays) {
                ? unavailable(path + ": input/output error")
                : ok_status();
   });
-  for (const int64_t step : {1, 2, 3}) ASSERT_TRUE(save_step(fs, step, 1).ok());
+  for (const int64_t step : {1, 2, 3}) ASSERT_OK(save_step(fs, step, 1));
   EXPECT_EQ(steps(), (Numbers{3, 1}));
 }
 
 // Its disk does not answer: it may be as good as ever.
 TEST_F(RetentionTest, WhatCannotBeReadNowStays) {
-  ASSERT_TRUE(save_step(*fs_, 1, 3).ok());
+  ASSERT_OK(save_step(*fs_, 1, 3));
   HookedFileSystem fs([&](const std::string& call, const std::string& path) {
     return call == "open" && path.starts_with(path_of(1))
                ? unavailable(path + ": input/output error")
                : ok_status();
   });
-  ASSERT_TRUE(save_step(fs, 2, 3).ok());
+  ASSERT_OK(save_step(fs, 2, 3));
   EXPECT_EQ(steps(), (Numbers{2, 1}));
 }
 
@@ -109,36 +108,35 @@ TEST_F(RetentionTest, WhatWasSetAsideStaysUntilItIsKnown) {
   for (const char* failing : {"open", "rename"}) {
     SCOPED_TRACE(failing);
     std::filesystem::remove_all(folder_);
-    ASSERT_TRUE(save_step(*fs_, 1, 3).ok());
+    ASSERT_OK(save_step(*fs_, 1, 3));
     set_aside(1);
     HookedFileSystem fs([&](const std::string& call, const std::string& path) {
       return call == failing && path.starts_with(old_path(1))
                  ? unavailable(path + ": input/output error")
                  : ok_status();
     });
-    ASSERT_TRUE(save_step(fs, 2, 3).ok());
+    ASSERT_OK(save_step(fs, 2, 3));
     EXPECT_EQ(steps(), Numbers{2});
-    ASSERT_TRUE(save_step(*fs_, 3, 3).ok());
+    ASSERT_OK(save_step(*fs_, 3, 3));
     EXPECT_EQ(steps(), (Numbers{3, 2, 1}));
   }
 }
 
 // Its step is saved again: it makes way, and stays.
 TEST_F(RetentionTest, WhatIsKeptStaysEvenIfItWasSetAside) {
-  ASSERT_TRUE(save_step(*fs_, 1, 1).ok());
+  ASSERT_OK(save_step(*fs_, 1, 1));
   keep(1);
   set_aside(1);
-  ASSERT_TRUE(fs_->create_dirs(path_of(1)).ok());  // no checkpoint
-  ASSERT_TRUE(save_step(*fs_, 1, 1).ok());
-  EXPECT_TRUE(manifest::read_checkpoint(
-                  *fs_, folder_ + "/kept-step-00000001-before-generation-1")
-                  .ok());
+  ASSERT_OK(fs_->create_dirs(path_of(1)));  // no checkpoint
+  ASSERT_OK(save_step(*fs_, 1, 1));
+  EXPECT_OK(manifest::read_checkpoint(
+      *fs_, folder_ + "/kept-step-00000001-before-generation-1"));
   EXPECT_EQ(steps(), Numbers{1});
 }
 
 // The process is killed while it removes one.
 TEST_F(RetentionTest, WhatIsLeftOfACheckpointIsNotPutBack) {
-  ASSERT_TRUE(save_step(*fs_, 1, 1).ok());
+  ASSERT_OK(save_step(*fs_, 1, 1));
   int removed = 0;
   HookedFileSystem fs([&](const std::string& call, const std::string& path) {
     return call == "remove" && path.starts_with(old_path(1) + "/") &&
@@ -146,18 +144,17 @@ TEST_F(RetentionTest, WhatIsLeftOfACheckpointIsNotPutBack) {
                ? unavailable(path + ": input/output error")
                : ok_status();
   });
-  ASSERT_TRUE(save_step(fs, 2, 1).ok());
+  ASSERT_OK(save_step(fs, 2, 1));
   EXPECT_EQ(removed, 2);
   ASSERT_TRUE(fs_->exists(old_path(1)));
-  ASSERT_TRUE(save_step(*fs_, 3, 3).ok());
+  ASSERT_OK(save_step(*fs_, 3, 3));
   EXPECT_EQ(steps(), (Numbers{3, 2}));
   EXPECT_FALSE(fs_->exists(old_path(1)));
 }
 
 // The folder may hold larger steps, which the job went back from.
 TEST_F(RetentionTest, WhatWasJustSavedStays) {
-  for (const int64_t step : {10, 11, 5})
-    ASSERT_TRUE(save_step(*fs_, step, 1).ok());
+  for (const int64_t step : {10, 11, 5}) ASSERT_OK(save_step(*fs_, step, 1));
   EXPECT_EQ(steps(), (Numbers{11, 5}));
 }
 
@@ -169,8 +166,7 @@ TEST_F(RetentionTest, AFolderWhoseParentCannotBeReadIsAsGoodAsAny) {
                : ok_status();
   });
   for (const int64_t step : {1, 2}) {
-    const Status saved = save_step(fs, step, 1);
-    ASSERT_TRUE(saved.ok()) << saved.to_string();
+    ASSERT_OK(save_step(fs, step, 1));
   }
   EXPECT_EQ(steps(), Numbers{2});
 }
@@ -200,7 +196,7 @@ TEST_F(RetentionTest, AFencedGenerationPublishesNothing) {
 // A newer generation claims it when this one has saved, and has begun to clean
 // up: what is set aside may be of its doing.
 TEST_F(RetentionTest, AFencedGenerationPutsNothingBack) {
-  ASSERT_TRUE(save_step(*fs_, 1, 3).ok());
+  ASSERT_OK(save_step(*fs_, 1, 3));
   set_aside(1);
   bool published = false;
   int lists = 0;
@@ -211,14 +207,14 @@ TEST_F(RetentionTest, AFencedGenerationPutsNothingBack) {
                ? manifest::claim(*fs_, folder_, 2)
                : ok_status();
   });
-  ASSERT_TRUE(save_step(fs, 2, 3).ok());
+  ASSERT_OK(save_step(fs, 2, 3));
   EXPECT_GE(lists, 3);
   EXPECT_EQ(steps(), Numbers{2});
   EXPECT_TRUE(fs_->exists(old_path(1)));
 }
 
 TEST_F(RetentionTest, AnEarlierAttemptDoesNotVouchForAShard) {
-  ASSERT_TRUE(write_shards(*fs_, folder_, first_, table_, state_, 1).ok());
+  ASSERT_OK(write_shards(*fs_, folder_, first_, table_, state_, 1));
   ASSERT_EQ(missing_shards(*fs_, folder_, first_, 1), std::vector<int>());
   HookedFileSystem fs([&](const std::string& call, const std::string& path) {
     return call != "remove" && call != "look_up" &&
@@ -231,7 +227,7 @@ TEST_F(RetentionTest, AnEarlierAttemptDoesNotVouchForAShard) {
 }
 
 TEST_F(RetentionTest, ATruncatedShardIsNotPublished) {
-  ASSERT_TRUE(write_shards(*fs_, folder_, first_, table_, state_, 1).ok());
+  ASSERT_OK(write_shards(*fs_, folder_, first_, table_, state_, 1));
   const std::string shard = path_join(tmp_, manifest::shard_name(0));
   std::filesystem::resize_file(shard, std::filesystem::file_size(shard) - 1);
   const auto done =

@@ -1,7 +1,6 @@
 // Saving and loading on the real file system.
 #include "checkpoint/store/store.h"
 
-#include <gtest/gtest.h>
 #include <hdf5.h>
 #include <sys/mount.h>
 #include <sys/wait.h>
@@ -23,6 +22,7 @@
 #include "checkpoint/store/blocks.h"
 #include "checkpoint/store/hdf5_file.h"
 #include "checkpoint/store/verify.h"
+#include "tests/testing/expect.h"
 #include "tests/testing/llama.h"
 #include "tests/testing/temp_dir.h"
 #include "tests/unit/checkpoint/fixture.h"
@@ -52,13 +52,11 @@ TEST_F(StoreTest, LoadsBitExactUnderAnyOtherNumberOfRanks) {
   const int64_t n = table_.num_elements();
   for (int k = 1; k <= 5; ++k) {
     const SaveId id{.step = k, .generation = 1};
-    const auto done =
-        save(*fs_, folder_, id, table_, state_, k, {.keep_latest_k = 9});
-    ASSERT_TRUE(done.ok()) << done.status().to_string();
-    EXPECT_TRUE(done->cleanup.ok()) << done->cleanup.to_string();
-    const auto m = manifest::read_checkpoint(*fs_, done->path);
-    ASSERT_TRUE(m.ok()) << m.status().to_string();
-    EXPECT_EQ(m->SerializeAsString(), done->manifest.SerializeAsString());
+    ASSERT_OK_AND(const auto done, save(*fs_, folder_, id, table_, state_, k,
+                                        {.keep_latest_k = 9}));
+    EXPECT_OK(done.cleanup);
+    ASSERT_OK_AND(const auto m, manifest::read_checkpoint(*fs_, done.path));
+    EXPECT_EQ(m.SerializeAsString(), done.manifest.SerializeAsString());
     for (int other = 1; other <= 5; ++other) {
       State loaded(n, 42);
       for (int r = 0; r < other; ++r) {
@@ -66,10 +64,9 @@ TEST_F(StoreTest, LoadsBitExactUnderAnyOtherNumberOfRanks) {
         // Each rank has memory only for its own share.
         const auto count = static_cast<size_t>(end - begin);
         State mine(end - begin);
-        const Status s =
-            load(*fs_, done->path, *m, table_,
-                 pieces_of_range(table_, begin, end, begin), mine.view());
-        ASSERT_TRUE(s.ok()) << s.to_string();
+        ASSERT_OK(load(*fs_, done.path, m, table_,
+                       pieces_of_range(table_, begin, end, begin),
+                       mine.view()));
         std::copy_n(mine.weights.begin(), count,
                     loaded.weights.begin() + begin);
         std::copy_n(mine.exp_avg.begin(), count,
@@ -83,8 +80,8 @@ TEST_F(StoreTest, LoadsBitExactUnderAnyOtherNumberOfRanks) {
 }
 
 TEST_F(StoreTest, LoadsBlocksOfColumnsAndTouchesNothingElse) {
-  const auto done = save(*fs_, folder_, {3, 1}, table_, state_, 3);
-  ASSERT_TRUE(done.ok()) << done.status().to_string();
+  ASSERT_OK_AND(const auto done,
+                save(*fs_, folder_, {3, 1}, table_, state_, 3));
   for (size_t i = 0; i < table_.size(); ++i) {
     if (table_[i].shape.size() != 2) continue;
     const int64_t rows = table_[i].shape[0], cols = table_[i].shape[1];
@@ -94,9 +91,8 @@ TEST_F(StoreTest, LoadsBlocksOfColumnsAndTouchesNothingElse) {
         .rect = {1, cols / 2, rows - 2, width},
         .row_stride = width + 2};  // a gap that must not change
     std::vector<float> out(static_cast<size_t>((rows - 2) * (width + 2)), 42);
-    const Status s = load(*fs_, done->path, done->manifest, table_,
-                          std::span(&piece, 1), {.exp_avg = out});
-    ASSERT_TRUE(s.ok()) << s.to_string();
+    ASSERT_OK(load(*fs_, done.path, done.manifest, table_, std::span(&piece, 1),
+                   {.exp_avg = out}));
     for (int64_t r = 0; r < rows - 2; ++r)
       for (int64_t c = 0; c < width + 2; ++c) {
         const float got = out[static_cast<size_t>(r * (width + 2) + c)];
@@ -122,17 +118,16 @@ TEST_F(StoreTest, LargeParametersAreChunkedAndRoundTrip) {
   const ParamTable table =
       ParamTable::make(geometry::llama(1000, 1, 2, 1, 10, 2501, /*tied=*/true));
   const State state = random_state(table.num_elements(), kSeed);
-  const auto done = save(*fs_, folder_, {1, 1}, table, state, 2);
-  ASSERT_TRUE(done.ok()) << done.status().to_string();
+  ASSERT_OK_AND(const auto done, save(*fs_, folder_, {1, 1}, table, state, 2));
   State loaded;
-  ASSERT_TRUE(load_whole(*fs_, done->path, table, loaded).ok());
+  ASSERT_OK(load_whole(*fs_, done.path, table, loaded));
   EXPECT_TRUE(same_bits(loaded, state));
-  EXPECT_TRUE(verify(*fs_, done->path).ok);
+  EXPECT_TRUE(verify(*fs_, done.path).ok);
 }
 
 TEST_F(StoreTest, SameStateGivesTheSameBytes) {
   for (const char* folder : {"/a", "/b"})
-    ASSERT_TRUE(save(*fs_, root_ + folder, {1, 1}, table_, state_, 2).ok());
+    ASSERT_OK(save(*fs_, root_ + folder, {1, 1}, table_, state_, 2));
   for (const char* file :
        {"shard-00000.h5", "shard-00001.h5", "index.h5", "manifest.json"})
     EXPECT_EQ(read_whole(root_ + "/a/step-00000001/" + file),
@@ -150,8 +145,8 @@ int run_h5py(const std::string& script, const std::string& arguments) {
 
 TEST_F(StoreTest, OtherProgramsReadEveryParameterFromTheIndex) {
   for (int k : {1, 3}) {
-    const auto done = save(*fs_, folder_, {k, 1}, table_, state_, k);
-    ASSERT_TRUE(done.ok()) << done.status().to_string();
+    ASSERT_OK_AND(const auto done,
+                  save(*fs_, folder_, {k, 1}, table_, state_, k));
     std::string names;
     for (size_t i = 0; i < table_.size(); ++i) names += table_[i].name + "\n";
     spill(root_ + "/names", names);
@@ -184,7 +179,7 @@ except KeyError:
     pass
 os.rename(root + '/away', path + '/shard-00000.h5')
 )",
-                            root_ + " " + done->path);
+                            root_ + " " + done.path);
     EXPECT_EQ(rc, 0);
   }
 }
@@ -209,14 +204,13 @@ TEST_F(StoreTest, CompressedShardsAreSmallerAndLoadUnderAnyRanks) {
   };
   EXPECT_LT(bytes(*zlib), bytes(*plain) * 6 / 10);
   State loaded;
-  ASSERT_TRUE(load_whole(*fs_, zlib->path, table, loaded).ok());
+  ASSERT_OK(load_whole(*fs_, zlib->path, table, loaded));
   EXPECT_TRUE(same_bits(loaded, state));
   // A part across the edges of chunks.
   const int64_t begin = 1000 * 1000 - 77, end = 1200 * 1000 + 5;
   State part(end - begin);
-  ASSERT_TRUE(load(*fs_, zlib->path, zlib->manifest, table,
-                   pieces_of_range(table, begin, end, begin), part.view())
-                  .ok());
+  ASSERT_OK(load(*fs_, zlib->path, zlib->manifest, table,
+                 pieces_of_range(table, begin, end, begin), part.view()));
   EXPECT_TRUE(std::equal(part.weights.begin(), part.weights.end(),
                          state.weights.begin() + begin));
   const VerifyReport report = verify(*fs_, zlib->path);
@@ -232,9 +226,9 @@ TEST_F(StoreTest, VerifyNamesTheDatasetAndItsRows) {
   State state = random_state(table.num_elements(), kSeed);
   for (const Compression how : {Compression::kNone, Compression::kZlib}) {
     const SaveId id{.step = how == Compression::kNone ? 1 : 2, .generation = 1};
-    const auto done = save(*fs_, folder_, id, table, state, 1, {}, how);
-    ASSERT_TRUE(done.ok()) << done.status().to_string();
-    const std::string path = done->path + "/shard-00000.h5";
+    ASSERT_OK_AND(const auto done,
+                  save(*fs_, folder_, id, table, state, 1, {}, how));
+    const std::string path = done.path + "/shard-00000.h5";
     const std::string good = read_whole(path);
     // Within the embedding's first moment, far from other data. It has 3
     // million elements, 2000 bytes per row: this is about row 3000.
@@ -242,7 +236,7 @@ TEST_F(StoreTest, VerifyNamesTheDatasetAndItsRows) {
     const size_t at = good.size() / 3 + 6000000;
     bad[at] = static_cast<char>(bad[at] ^ 1);
     spill(path, bad);
-    const VerifyReport report = verify(*fs_, done->path);
+    const VerifyReport report = verify(*fs_, done.path);
     EXPECT_FALSE(report.ok);
     ASSERT_EQ(report.problems.size(), 1U) << describe(report);
     const std::string& problem = report.problems[0];
@@ -250,7 +244,7 @@ TEST_F(StoreTest, VerifyNamesTheDatasetAndItsRows) {
                              "/exp_avg/model.embed_tokens.weight.0 rows "})
       EXPECT_NE(problem.find(word), std::string::npos) << problem;
     State loaded;
-    const Status s = load_whole(*fs_, done->path, table, loaded);
+    const Status s = load_whole(*fs_, done.path, table, loaded);
     EXPECT_EQ(s.code(), Code::kCorrupt);
     for (const char* word :
          {"shard-00000.h5", "bytes ", "/exp_avg/model.embed_tokens.weight.0"})
@@ -260,35 +254,33 @@ TEST_F(StoreTest, VerifyNamesTheDatasetAndItsRows) {
     const geometry::Piece piece{
         .param = static_cast<size_t>(table.find("model.norm.weight")),
         .rect = {0, 0, 1, 500}};
-    const Status partly = load(*fs_, done->path, done->manifest, table,
-                               std::span(&piece, 1), {.weights = norm});
-    EXPECT_TRUE(partly.ok()) << partly.to_string();
+    EXPECT_OK(load(*fs_, done.path, done.manifest, table, std::span(&piece, 1),
+                   {.weights = norm}));
   }
 }
 
 // --- damage ---------------------------------------------------------------
 
 TEST_F(StoreTest, EveryKindOfDamageIsNamed) {
-  const auto done = save(*fs_, folder_, {1, 1}, table_, state_, 2);
-  ASSERT_TRUE(done.ok());
+  ASSERT_OK_AND(const auto done,
+                save(*fs_, folder_, {1, 1}, table_, state_, 2));
   const auto expect_damage = [&](const std::string& name, bool cheap) {
-    const auto found = manifest::scan(*fs_, folder_);
-    ASSERT_TRUE(found.ok());
-    EXPECT_EQ((*found)[0].status.ok(), !cheap) << name;
+    ASSERT_OK_AND(const auto found, manifest::scan(*fs_, folder_));
+    EXPECT_EQ(found[0].status.ok(), !cheap) << name;
     if (cheap) {
-      EXPECT_NE((*found)[0].status.message().find(name), std::string::npos);
+      EXPECT_NE(found[0].status.message().find(name), std::string::npos);
     }
     State loaded;
-    const Status s = load_whole(*fs_, done->path, table_, loaded);
+    const Status s = load_whole(*fs_, done.path, table_, loaded);
     EXPECT_FALSE(s.ok());
     EXPECT_NE(s.message().find(name), std::string::npos) << s.to_string();
-    const VerifyReport report = verify(*fs_, done->path);
+    const VerifyReport report = verify(*fs_, done.path);
     EXPECT_FALSE(report.ok);
     EXPECT_NE(describe(report).find(name), std::string::npos);
   };
   for (const char* name :
        {"shard-00000.h5", "shard-00001.h5", "manifest.json"}) {
-    const std::string path = path_join(done->path, name);
+    const std::string path = path_join(done.path, name);
     const std::string good = read_whole(path);
     std::filesystem::remove(path);
     expect_damage(name, true);
@@ -308,13 +300,13 @@ TEST_F(StoreTest, EveryKindOfDamageIsNamed) {
     std::filesystem::remove(path);
     spill(path, good);
   }
-  EXPECT_TRUE(verify(*fs_, done->path).ok);
+  EXPECT_TRUE(verify(*fs_, done.path).ok);
   // Damage to the index is reported, but does not prevent a restore.
-  const std::string index = path_join(done->path, "index.h5");
+  const std::string index = path_join(done.path, "index.h5");
   spill(index, read_whole(index).substr(1));
-  EXPECT_FALSE(verify(*fs_, done->path).ok);
+  EXPECT_FALSE(verify(*fs_, done.path).ok);
   State loaded;
-  EXPECT_TRUE(load_whole(*fs_, done->path, table_, loaded).ok());
+  EXPECT_OK(load_whole(*fs_, done.path, table_, loaded));
 }
 
 TEST_F(StoreTest, ASwappedShardOfAnotherStepIsNamed) {
@@ -336,10 +328,9 @@ TEST_F(StoreTest, VerifyWarnsOfNonFiniteWeightsAndStrayFiles) {
   state.weights[3] = std::numeric_limits<float>::quiet_NaN();
   state.weights[500] = std::numeric_limits<float>::infinity();
   state.exp_avg[9] = std::numeric_limits<float>::quiet_NaN();
-  const auto done = save(*fs_, folder_, {1, 1}, table_, state, 2);
-  ASSERT_TRUE(done.ok());
-  spill(done->path + "/notes.txt", "hello");
-  const VerifyReport report = verify(*fs_, done->path);
+  ASSERT_OK_AND(const auto done, save(*fs_, folder_, {1, 1}, table_, state, 2));
+  spill(done.path + "/notes.txt", "hello");
+  const VerifyReport report = verify(*fs_, done.path);
   EXPECT_TRUE(report.ok) << describe(report);
   EXPECT_EQ(report.num_nonfinite, 2);
   EXPECT_EQ(report.warnings.size(), 2U) << describe(report);
@@ -347,8 +338,8 @@ TEST_F(StoreTest, VerifyWarnsOfNonFiniteWeightsAndStrayFiles) {
   EXPECT_EQ(report.num_elements, table_.num_elements());
   const auto json = nlohmann::json::parse(describe_json(report));
   EXPECT_EQ(json["nonfinite"], 2);
-  EXPECT_EQ(nlohmann::json::parse(describe_json(done->manifest))["step"], 1);
-  EXPECT_NE(describe(done->manifest).find("shard-00001.h5"), std::string::npos);
+  EXPECT_EQ(nlohmann::json::parse(describe_json(done.manifest))["step"], 1);
+  EXPECT_NE(describe(done.manifest).find("shard-00001.h5"), std::string::npos);
 }
 
 TEST_F(StoreTest, AdaptersAreDescribedAsSuch) {
@@ -377,7 +368,7 @@ TEST_F(StoreTest, AdaptersAreDescribedAsSuch) {
 
 TEST_F(StoreTest, CommitWaitsForEveryShard) {
   const SaveId id{.step = 5, .generation = 2};
-  ASSERT_TRUE(write_shards(*fs_, folder_, id, table_, state_, 3).ok());
+  ASSERT_OK(write_shards(*fs_, folder_, id, table_, state_, 3));
   EXPECT_TRUE(missing_shards(*fs_, folder_, id, 3).empty());
   EXPECT_EQ(missing_shards(*fs_, folder_, id, 5), (std::vector<int>{3, 4}));
   const auto early =
@@ -390,8 +381,7 @@ TEST_F(StoreTest, CommitWaitsForEveryShard) {
                 .code(),
             Code::kCorrupt);
   EXPECT_TRUE(manifest::scan(*fs_, folder_)->empty());
-  EXPECT_TRUE(
-      commit(*fs_, folder_, manifest_of(table_, id), 3, table_, {}).ok());
+  EXPECT_OK(commit(*fs_, folder_, manifest_of(table_, id), 3, table_, {}));
 }
 
 TEST_F(StoreTest, ElementsMayChangeOnceTaken) {
@@ -407,36 +397,34 @@ TEST_F(StoreTest, ElementsMayChangeOnceTaken) {
            {&changing.weights, &changing.exp_avg, &changing.exp_avg_sq})
         std::fill(v->begin(), v->end(), 7.0F);
     };
-    const auto shard =
-        write_shard(*fs_, folder_, id, 0, table_,
-                    pieces_of_range(table_, 0, table_.num_elements()),
-                    changing.view(), options);
-    ASSERT_TRUE(shard.ok()) << shard.status().to_string();
+    ASSERT_OK(write_shard(*fs_, folder_, id, 0, table_,
+                          pieces_of_range(table_, 0, table_.num_elements()),
+                          changing.view(), options));
     EXPECT_EQ(taken, 1);
-    const auto done =
-        commit(*fs_, folder_, manifest_of(table_, id), 1, table_, {});
-    ASSERT_TRUE(done.ok()) << done.status().to_string();
+    ASSERT_OK_AND(
+        const auto done,
+        commit(*fs_, folder_, manifest_of(table_, id), 1, table_, {}));
     State loaded;
-    ASSERT_TRUE(load_whole(*fs_, done->path, table_, loaded).ok());
+    ASSERT_OK(load_whole(*fs_, done.path, table_, loaded));
     EXPECT_TRUE(same_bits(loaded, state_));
   }
 }
 
 TEST_F(StoreTest, CommitKeepsAValidCheckpointAndReplacesADamagedOne) {
-  const auto first = save(*fs_, folder_, {1, 1}, table_, state_, 2);
-  ASSERT_TRUE(first.ok());
-  const auto again = save(*fs_, folder_, {1, 2}, table_, state_, 3);
-  ASSERT_TRUE(again.ok()) << again.status().to_string();
-  EXPECT_TRUE(again->existed);
-  EXPECT_EQ(again->manifest.generation(), 1);
+  ASSERT_OK_AND(const auto first,
+                save(*fs_, folder_, {1, 1}, table_, state_, 2));
+  ASSERT_OK_AND(const auto again,
+                save(*fs_, folder_, {1, 2}, table_, state_, 3));
+  EXPECT_TRUE(again.existed);
+  EXPECT_EQ(again.manifest.generation(), 1);
   // A flipped byte that only a full read detects.
-  std::string bytes = read_whole(first->path + "/shard-00001.h5");
+  std::string bytes = read_whole(first.path + "/shard-00001.h5");
   bytes[bytes.size() / 2] ^= 1;
-  spill(first->path + "/shard-00001.h5", bytes);
-  const auto mended = save(*fs_, folder_, {1, 3}, table_, state_, 3);
-  ASSERT_TRUE(mended.ok()) << mended.status().to_string();
-  EXPECT_FALSE(mended->existed);
-  EXPECT_TRUE(verify(*fs_, mended->path).ok);
+  spill(first.path + "/shard-00001.h5", bytes);
+  ASSERT_OK_AND(const auto mended,
+                save(*fs_, folder_, {1, 3}, table_, state_, 3));
+  EXPECT_FALSE(mended.existed);
+  EXPECT_TRUE(verify(*fs_, mended.path).ok);
   EXPECT_EQ(*fs_->list(folder_), (std::vector<std::string>{"step-00000001"}));
 }
 
@@ -445,48 +433,46 @@ TEST_F(StoreTest, CommitKeepsAValidCheckpointAndReplacesADamagedOne) {
 TEST_F(StoreTest, CheckpointsOfAnotherRunAreLeftAlone) {
   const auto save_as = [&](uint64_t run, int64_t step, int64_t keep) {
     const SaveId id{.step = step, .generation = 1};
-    const Status written = write_shards(*fs_, folder_, id, table_, state_, 1);
-    EXPECT_TRUE(written.ok()) << written.to_string();
+    EXPECT_OK(write_shards(*fs_, folder_, id, table_, state_, 1));
     pb::Manifest m = manifest_of(table_, id);
     m.set_run_id(run);
     return commit(*fs_, folder_, m, 1, table_, {.keep_latest_k = keep})
         .status();
   };
-  for (const int64_t step : {2, 3}) ASSERT_TRUE(save_as(1, step, 2).ok());
+  for (const int64_t step : {2, 3}) ASSERT_OK(save_as(1, step, 2));
   const Status taken = save_as(2, 2, 2);
   EXPECT_EQ(taken.code(), Code::kCorrupt);
   EXPECT_NE(taken.message().find("step-00000002: belongs to another run"),
             std::string::npos)
       << taken.message();
-  ASSERT_TRUE(abandon(*fs_, folder_, {2, 1}).ok());
-  ASSERT_TRUE(
-      fs_->rename(folder_ + "/step-00000003", folder_ + "/.old-step-00000003")
-          .ok());
-  for (const int64_t step : {5, 6}) ASSERT_TRUE(save_as(2, step, 1).ok());
+  ASSERT_OK(abandon(*fs_, folder_, {2, 1}));
+  ASSERT_OK(
+      fs_->rename(folder_ + "/step-00000003", folder_ + "/.old-step-00000003"));
+  for (const int64_t step : {5, 6}) ASSERT_OK(save_as(2, step, 1));
   EXPECT_EQ(*fs_->list(folder_),
             (std::vector<std::string>{".old-step-00000003", "step-00000002",
                                       "step-00000006"}));
 }
 
 TEST_F(StoreTest, CommitAppliesRetentionAndRemovesOlderTemporaries) {
-  ASSERT_TRUE(write_shards(*fs_, folder_, {9, 1}, table_, state_, 1).ok());
-  ASSERT_TRUE(write_shards(*fs_, folder_, {9, 4}, table_, state_, 1).ok());
-  ASSERT_TRUE(fs_->create_dirs(folder_ + "/.old-step-00000001/x").ok());
-  ASSERT_TRUE(fs_->create_dirs(folder_ + "/mine").ok());
+  ASSERT_OK(write_shards(*fs_, folder_, {9, 1}, table_, state_, 1));
+  ASSERT_OK(write_shards(*fs_, folder_, {9, 4}, table_, state_, 1));
+  ASSERT_OK(fs_->create_dirs(folder_ + "/.old-step-00000001/x"));
+  ASSERT_OK(fs_->create_dirs(folder_ + "/mine"));
   for (int step = 1; step <= 7; ++step) {
-    const auto done = save(*fs_, folder_, {step, 3}, table_, state_, 1,
-                           {.keep_latest_k = 2, .keep_every_n = 3});
-    ASSERT_TRUE(done.ok()) << done.status().to_string();
-    EXPECT_TRUE(done->cleanup.ok()) << done->cleanup.to_string();
+    ASSERT_OK_AND(const auto done,
+                  save(*fs_, folder_, {step, 3}, table_, state_, 1,
+                       {.keep_latest_k = 2, .keep_every_n = 3}));
+    EXPECT_OK(done.cleanup);
     if (step == 6) {
-      EXPECT_EQ(done->removed, (std::vector<int64_t>{4}));
+      EXPECT_EQ(done.removed, (std::vector<int64_t>{4}));
     }
   }
   EXPECT_EQ(*fs_->list(folder_),
             (std::vector<std::string>{".tmp-step-00000009.g4", "mine",
                                       "step-00000003", "step-00000006",
                                       "step-00000007"}));
-  ASSERT_TRUE(abandon(*fs_, folder_, {9, 4}).ok());
+  ASSERT_OK(abandon(*fs_, folder_, {9, 4}));
   EXPECT_FALSE(fs_->exists(folder_ + "/.tmp-step-00000009.g4"));
 }
 
@@ -497,11 +483,10 @@ TEST_F(StoreTest, RetentionRemovesALinkAndKeepsWhatItLeadsTo) {
   fs::create_directories(archive + "/old");
   spill(archive + "/old/file", "kept");
   for (int step = 1; step <= 3; ++step) {
-    const auto done =
-        save(*fs_, folder_, {step, 3}, table_, state_, 1, {.keep_latest_k = 1});
-    ASSERT_TRUE(done.ok()) << done.status().to_string();
-    EXPECT_TRUE(done->cleanup.ok()) << done->cleanup.to_string();
-    EXPECT_EQ(done->removed.size(), step == 1 ? 0u : 1u);
+    ASSERT_OK_AND(const auto done, save(*fs_, folder_, {step, 3}, table_,
+                                        state_, 1, {.keep_latest_k = 1}));
+    EXPECT_OK(done.cleanup);
+    EXPECT_EQ(done.removed.size(), step == 1 ? 0u : 1u);
     const std::string name = manifest::step_name(step);
     const std::string kept = fs::path(archive) / name;
     fs::rename(folder_ + "/" + name, kept);
@@ -519,22 +504,21 @@ TEST_F(StoreTest, RetentionRemovesALinkAndKeepsWhatItLeadsTo) {
 // Without a commit that succeeds: it may need the room.
 TEST_F(StoreTest, WhatAnOlderGenerationDidNotFinishIsRemoved) {
   for (const int64_t generation : {1, 3, 4})
-    ASSERT_TRUE(
-        write_shards(*fs_, folder_, {9, generation}, table_, state_, 1).ok());
-  ASSERT_TRUE(save(*fs_, folder_, {2, 2}, table_, state_, 1).ok());
-  ASSERT_TRUE(remove_unfinished(*fs_, folder_, 3).ok());
+    ASSERT_OK(write_shards(*fs_, folder_, {9, generation}, table_, state_, 1));
+  ASSERT_OK(save(*fs_, folder_, {2, 2}, table_, state_, 1));
+  ASSERT_OK(remove_unfinished(*fs_, folder_, 3));
   EXPECT_EQ(
       *fs_->list(folder_),
       (std::vector<std::string>{".tmp-step-00000009.g3",
                                 ".tmp-step-00000009.g4", "step-00000002"}));
-  ASSERT_TRUE(manifest::claim(*fs_, folder_, 5).ok());
+  ASSERT_OK(manifest::claim(*fs_, folder_, 5));
   EXPECT_EQ(remove_unfinished(*fs_, folder_, 4).code(), Code::kCancelled);
   EXPECT_TRUE(fs_->exists(folder_ + "/.tmp-step-00000009.g3"));
 }
 
 // Somebody else's checkpoint must not read this user's files into the weights.
 TEST_F(StoreTest, ElementsInOtherFilesAreRefused) {
-  ASSERT_TRUE(fs_->create_dirs(root_).ok());
+  ASSERT_OK(fs_->create_dirs(root_));
   const std::string secret = root_ + "/secret", other = root_ + "/other.h5",
                     path = root_ + "/shard.h5";
   spill(secret, "0123456789abcdef");
@@ -564,15 +548,14 @@ TEST_F(StoreTest, ElementsInOtherFilesAreRefused) {
   H5Pclose(external);
   H5Sclose(space);
   H5Fclose(file);
-  auto opened = Hdf5Reader::open(fs_->open(path).value(), path);
-  ASSERT_TRUE(opened.ok()) << opened.status().to_string();
+  ASSERT_OK_AND(auto opened, Hdf5Reader::open(fs_->open(path).value(), path));
   for (const char* name : {"external", "virtual", "link"})
-    EXPECT_EQ((*opened)->dims(name).status().code(), Code::kCorrupt) << name;
-  EXPECT_TRUE((*opened)->dims("own").ok());
+    EXPECT_EQ(opened->dims(name).status().code(), Code::kCorrupt) << name;
+  EXPECT_OK(opened->dims("own"));
 }
 
 TEST_F(StoreTest, Hdf5LoadsNoPlugIns) {
-  ASSERT_TRUE(save(*fs_, folder_, {1, 1}, table_, state_, 1).ok());
+  ASSERT_OK(save(*fs_, folder_, {1, 1}, table_, state_, 1));
   unsigned state = ~0U;
   ASSERT_GE(H5PLget_loading_state(&state), 0);
   EXPECT_EQ(state, 0U);
@@ -594,24 +577,23 @@ TEST_F(StoreTest, TheNewerOfTwoBranchesIsKept) {
     return generation;
   };
   using Steps = std::map<int64_t, int64_t>;
-  for (const int64_t step : {2, 3, 5, 7}) ASSERT_TRUE(save_as(1, step).ok());
+  for (const int64_t step : {2, 3, 5, 7}) ASSERT_OK(save_as(1, step));
   EXPECT_EQ(steps(), (Steps{{5, 1}, {7, 1}}));
-  ASSERT_TRUE(save_as(2, 4).ok());
+  ASSERT_OK(save_as(2, 4));
   EXPECT_EQ(steps(), (Steps{{4, 2}, {5, 1}, {7, 1}}));
-  const auto again = save_as(2, 5);
-  ASSERT_TRUE(again.ok()) << again.status().to_string();
-  EXPECT_FALSE(again->existed);
+  ASSERT_OK_AND(const auto again, save_as(2, 5));
+  EXPECT_FALSE(again.existed);
   EXPECT_EQ(steps(), (Steps{{4, 2}, {5, 2}, {7, 1}}));
   // Without a claim, too, a newer generation's checkpoint is kept.
   EXPECT_EQ(save_as(1, 5).status().code(), Code::kCancelled);
-  ASSERT_TRUE(save_as(1, 9).ok());
+  ASSERT_OK(save_as(1, 9));
   EXPECT_EQ(steps(), (Steps{{4, 2}, {5, 2}, {7, 1}, {9, 1}}));
-  ASSERT_TRUE(manifest::claim(*fs_, folder_, 2).ok());
+  ASSERT_OK(manifest::claim(*fs_, folder_, 2));
   const auto before = *fs_->list(folder_);
   EXPECT_EQ(save_as(1, 10).status().code(), Code::kCancelled);
-  ASSERT_TRUE(abandon(*fs_, folder_, {10, 1}).ok());
+  ASSERT_OK(abandon(*fs_, folder_, {10, 1}));
   EXPECT_EQ(*fs_->list(folder_), before);
-  ASSERT_TRUE(save_as(2, 8).ok());
+  ASSERT_OK(save_as(2, 8));
   EXPECT_EQ(steps(), (Steps{{5, 2}, {8, 2}, {9, 1}}));
 }
 
@@ -624,22 +606,19 @@ TEST_F(StoreTest, WhatIsKeptMakesWayAndStays) {
     return save(*fs_, folder_, {5, generation}, table_, state_, 1,
                 {.keep_latest_k = 2}, Compression::kNone, origin);
   };
-  ASSERT_TRUE(save_as(1).ok());
+  ASSERT_OK(save_as(1));
   const std::string step = folder_ + "/step-00000005";
-  ASSERT_TRUE(
-      write_file_atomically(*fs_, step + "/" + manifest::kKeepName, "best\n")
-          .ok());
-  const auto again = save_as(2);
-  ASSERT_TRUE(again.ok()) << again.status().to_string();
-  EXPECT_NE(again->cleanup.message().find("is kept"), std::string::npos)
-      << again->cleanup.to_string();
-  const auto saved = manifest::read_checkpoint(*fs_, step);
-  ASSERT_TRUE(saved.ok());
-  EXPECT_EQ(saved->generation(), 2);
-  const auto kept = manifest::read_checkpoint(
-      *fs_, folder_ + "/kept-step-00000005-before-generation-2");
-  ASSERT_TRUE(kept.ok()) << kept.status().to_string();
-  EXPECT_EQ(kept->generation(), 1);
+  ASSERT_OK(
+      write_file_atomically(*fs_, step + "/" + manifest::kKeepName, "best\n"));
+  ASSERT_OK_AND(const auto again, save_as(2));
+  EXPECT_NE(again.cleanup.message().find("is kept"), std::string::npos)
+      << again.cleanup.to_string();
+  ASSERT_OK_AND(const auto saved, manifest::read_checkpoint(*fs_, step));
+  EXPECT_EQ(saved.generation(), 2);
+  ASSERT_OK_AND(const auto kept,
+                manifest::read_checkpoint(
+                    *fs_, folder_ + "/kept-step-00000005-before-generation-2"));
+  EXPECT_EQ(kept.generation(), 1);
 }
 
 TEST_F(StoreTest, TwoThreadsSaveConcurrently) {
@@ -659,12 +638,12 @@ TEST_F(StoreTest, TwoThreadsSaveConcurrently) {
       }
     });
   for (std::thread& t : threads) t.join();
-  for (const Status& s : outcome) EXPECT_TRUE(s.ok()) << s.to_string();
+  for (const Status& s : outcome) EXPECT_OK(s);
 }
 
 TEST_F(StoreTest, AFullDiskIsAnErrorThatLosesNothing) {
   const std::string small = root_ + "/small";
-  ASSERT_TRUE(fs_->create_dirs(small).ok());
+  ASSERT_OK(fs_->create_dirs(small));
   if (mount("none", small.c_str(), "tmpfs", 0, "size=256k") != 0)
     GTEST_SKIP() << "needs mount";
   const std::string folder = small + "/checkpoints";
@@ -678,14 +657,14 @@ TEST_F(StoreTest, AFullDiskIsAnErrorThatLosesNothing) {
   const bool abandoned = abandon(*fs_, folder, {2, 1}).ok();
   const auto third = save(*fs_, folder, {3, 1}, table_, state_, 2);
   EXPECT_EQ(umount2(small.c_str(), MNT_DETACH), 0);
-  ASSERT_TRUE(first.ok()) << first.status().to_string();
+  ASSERT_OK(first);
   EXPECT_EQ(second.status().code(), Code::kExhausted)
       << second.status().to_string();
   EXPECT_NE(second.status().message().find("No space left"), std::string::npos);
   EXPECT_EQ(found->size(), 1U);
   EXPECT_TRUE(report.ok) << describe(report);
   EXPECT_TRUE(abandoned);
-  EXPECT_TRUE(third.ok()) << third.status().to_string();
+  EXPECT_OK(third);
 }
 
 TEST_F(StoreTest, ErrorsNameThePathAndHdf5NeverPrints) {

@@ -1,11 +1,10 @@
 #include "tests/testing/local_comm.h"
 
-#include <gtest/gtest.h>
-
 #include <functional>
 #include <thread>
 
 #include "parallel/comm/mesh.h"
+#include "tests/testing/expect.h"
 #include "tests/testing/seed.h"
 #include "tests/unit/comm/comm_contract.h"
 
@@ -65,9 +64,8 @@ TEST(Mesh, GroupsAreTheAxesOfTheLayout) {
         geometry::Layout{.dp = 3, .pp = 1, .tp = 2, .cp = 2},
         geometry::Layout{}}) {
     on_ranks(layout.world(), [&](Comm& world) {
-      auto made = Mesh::make(world, layout);
-      ASSERT_TRUE(made.ok());
-      Mesh& mesh = **made;
+      ASSERT_OK_AND(auto made, Mesh::make(world, layout));
+      Mesh& mesh = *made;
       const geometry::Coord me = layout.coord(world.rank());
       EXPECT_EQ(mesh.coord(), me);
       const auto expect_axis = [&](Comm& axis, int degree, int index,

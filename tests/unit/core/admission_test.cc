@@ -1,10 +1,10 @@
 // Who may change what: messages of workers that have no part in it have no
 // effect.
 #include <fmt/format.h>
-#include <gtest/gtest.h>
 
 #include "coordinator/core/coordinator.h"
 #include "proto/limits/plausible.h"
+#include "tests/testing/expect.h"
 #include "tests/unit/core/builders.h"
 
 namespace remesh::core {
@@ -251,9 +251,9 @@ TEST(Planner, AnInvalidMemberIsIgnored) {
   job.mutable_train()->set_global_batch_size(4);
   job.mutable_train()->set_local_batch_size(1);
   const MeshPolicy policy(job, std::nullopt);
-  const auto placed = policy.place({.roster = roster, .durable = d});
-  ASSERT_TRUE(placed.ok()) << placed.status().message();
-  EXPECT_EQ(placed.value().ranks.size(), 1U);
+  ASSERT_OK_AND(const auto placed,
+                policy.place({.roster = roster, .durable = d}));
+  EXPECT_EQ(placed.ranks.size(), 1U);
 }
 
 TEST(Places, DirectivesGoWhereTheNewestReportCameFrom) {

@@ -2,9 +2,8 @@
 // cannot do without them.
 #include "coordinator/core/cordoning.h"
 
-#include <gtest/gtest.h>
-
 #include "proto/base/exit_code.h"
+#include "tests/testing/expect.h"
 #include "tests/unit/core/builders.h"
 
 namespace remesh::core {
@@ -316,7 +315,7 @@ TEST_F(CordoningTest, IsLiftedByTheNameOfAHostOrOfAWorkerOnIt) {
   cordon({.host = "host-a", .worker = "gone"}, kNoStart, 0,
          durable_.mutable_host_faults());
   EXPECT_FALSE(cordoning().lift("a").ok()) << "another worker of the host";
-  EXPECT_TRUE(cordoning().lift("gone").ok());
+  EXPECT_OK(cordoning().lift("gone"));
 }
 
 TEST_F(CordoningTest, OfOneWorkerIsLiftedAlone) {

@@ -1,6 +1,5 @@
 // What keeps the cost of a large job low must not change what is decided.
 #include <fmt/format.h>
-#include <gtest/gtest.h>
 
 #include <algorithm>
 #include <random>
@@ -13,6 +12,7 @@
 #include "coordinator/core/durable.h"
 #include "coordinator/core/job_shape.h"
 #include "parallel/geometry/schedule.h"
+#include "tests/testing/expect.h"
 #include "tests/testing/seed.h"
 #include "tests/unit/core/builders.h"
 
@@ -150,12 +150,13 @@ TEST(ScheduledBubble, IsThatOfTheScheduleHoweverLong) {
       SCOPED_TRACE(fmt::format("{} pp {}", geometry::schedule_name(kind), pp));
       for (int64_t n = 1; n <= 40; ++n) {
         shape.microbatches = n * l.dp;
-        const auto whole = geometry::simulate(
-            geometry::without_padding(planner::schedule_on(shape, l, n), n),
-            {});
-        ASSERT_TRUE(whole.ok());
+        ASSERT_OK_AND(
+            const auto whole,
+            geometry::simulate(
+                geometry::without_padding(planner::schedule_on(shape, l, n), n),
+                {}));
         const bool padded = shape.chunks > 1 && n % pp != 0;
-        EXPECT_NEAR(scheduled_bubble(shape, l), whole->bubble_share,
+        EXPECT_NEAR(scheduled_bubble(shape, l), whole.bubble_share,
                     padded ? 0.01 : 1e-9)
             << n;
       }

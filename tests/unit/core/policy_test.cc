@@ -1,6 +1,5 @@
 // Decisions about meshes and states: the mesh policy, recovery and retention.
 #include <fmt/format.h>
-#include <gtest/gtest.h>
 
 #include <map>
 
@@ -9,6 +8,7 @@
 #include "coordinator/core/mesh_policy.h"
 #include "coordinator/core/recovery.h"
 #include "coordinator/core/state_retention.h"
+#include "tests/testing/expect.h"
 #include "tests/testing/llama.h"
 #include "tests/unit/core/builders.h"
 
@@ -242,7 +242,7 @@ TEST(MeshPolicy, ASmallerMeshThatWasFasterIsUsedAgain) {
     EXPECT_TRUE(fast.contains("host-" + p.worker())) << p.worker();
   EXPECT_NE(placed->reason.find("2 spares (dp4 is slower: 2 s a step)"),
             std::string::npos)
-      << placed->reason;
+      << placed.reason;
   EXPECT_NE(f.change().find("faster: dp4 -> dp2 (1 s a step instead of 2 s"),
             std::string::npos);
   // Another request, for more slots than that, is another matter.
@@ -352,9 +352,9 @@ TEST(MeshPolicy, MustChangeForAStopAndForALeavingWorkerWithRanks) {
 TEST(MeshPolicy, RefusesAnImpossibleLayoutOrScale) {
   Fixture f;
   f.hear_all({"a", "b"});
-  EXPECT_TRUE(f.policy.check_layout(f.view(), {.dp = 2}).ok());
+  EXPECT_OK(f.policy.check_layout(f.view(), {.dp = 2}));
   EXPECT_FALSE(f.policy.check_layout(f.view(), {.dp = 3}).ok());
-  EXPECT_TRUE(f.policy.check_scale(f.view(), 1).ok());
+  EXPECT_OK(f.policy.check_scale(f.view(), 1));
   f.durable.mutable_mesh_request()->set_pinned("dp2");
   EXPECT_FALSE(f.policy.check_scale(f.view(), 1).ok());
   f.durable.mutable_mesh_request()->set_scale(1);

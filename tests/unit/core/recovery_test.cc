@@ -3,8 +3,6 @@
 // rescue.
 #include "coordinator/core/recovery.h"
 
-#include <gtest/gtest.h>
-
 #include <set>
 #include <string>
 #include <vector>
@@ -16,6 +14,7 @@
 #include "parallel/geometry/param_table.h"
 #include "parallel/geometry/schedule.h"
 #include "proto/limits/plausible.h"
+#include "tests/testing/expect.h"
 #include "tests/testing/pieces.h"
 #include "tests/unit/core/builders.h"
 
@@ -79,7 +78,7 @@ class MemoryRecovery : public ::testing::Test {
                             int64_t now_ms = 100) {
     const ClusterView v = view(now_ms);
     const auto wanted = policy_.place(v);
-    EXPECT_TRUE(wanted.ok()) << wanted.status().message();
+    EXPECT_OK(wanted);
     return recovery_.decide({.view = v,
                              .ledger = ledger_,
                              .scan = scan_,

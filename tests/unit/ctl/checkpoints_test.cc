@@ -1,6 +1,5 @@
 // `remesh checkpoint prune` on the files of a run.
 #include <fmt/format.h>
-#include <gtest/gtest.h>
 
 #include <filesystem>
 #include <fstream>
@@ -9,6 +8,7 @@
 #include "checkpoint/manifest/manifest.h"
 #include "coordinator/ctl/verbs.h"
 #include "coordinator/rundir/lines.h"
+#include "tests/testing/expect.h"
 #include "tests/testing/files.h"
 #include "tests/unit/checkpoint/fixture.h"
 
@@ -29,11 +29,10 @@ class Prune : public ::testing::Test {
     const auto files = posix_file_system();
     const auto table = geometry::ParamTable::make(store::smallest_model());
     const std::string all = dir_.path() + "/checkpoints";
-    ASSERT_TRUE(manifest::claim(*files, all, generation).ok());
-    const auto saved = store::save(
-        *files, all, {.step = step, .generation = generation}, table,
-        store::State(table.num_elements(), 1), 1, {.keep_latest_k = 100});
-    ASSERT_TRUE(saved.ok()) << saved.status().message();
+    ASSERT_OK(manifest::claim(*files, all, generation));
+    ASSERT_OK(store::save(*files, all, {.step = step, .generation = generation},
+                          table, store::State(table.num_elements(), 1), 1,
+                          {.keep_latest_k = 100}));
   }
   void steps(int64_t generation, int64_t first, int64_t last) {
     for (int64_t step = first; step <= last; step += 10) {

@@ -1,6 +1,5 @@
 #include "coordinator/ctl/children.h"
 
-#include <gtest/gtest.h>
 #include <signal.h>
 #include <sys/wait.h>
 #include <unistd.h>
@@ -10,6 +9,7 @@
 #include <fstream>
 
 #include "coordinator/rundir/run_dir.h"
+#include "tests/testing/expect.h"
 #include "tests/testing/process.h"
 #include "tests/testing/temp_dir.h"
 
@@ -43,9 +43,8 @@ class ChildrenTest : public ::testing::Test {
 
 TEST_F(ChildrenTest, ReportsHowChildrenEnded) {
   Children children;
-  ASSERT_TRUE(
-      children.start(1, {"/bin/sh", "-c", "echo hello; exit 5"}, log()).ok());
-  ASSERT_TRUE(children.start(2, {"/bin/sh", "-c", "kill -9 $$"}, log()).ok());
+  ASSERT_OK(children.start(1, {"/bin/sh", "-c", "echo hello; exit 5"}, log()));
+  ASSERT_OK(children.start(2, {"/bin/sh", "-c", "kill -9 $$"}, log()));
   std::map<int, std::string> ended;
   for (int i = 0; i < 6000 && ended.size() < 2; ++i) {
     for (const Ended& e : children.reap()) ended[e.child] = e.to_text();
@@ -61,8 +60,7 @@ TEST_F(ChildrenTest, TheLogIsKeptWhenStdinIsClosed) {
   close(STDIN_FILENO);
   {
     Children children;
-    EXPECT_TRUE(
-        children.start(1, {"/bin/sh", "-c", "cat; echo hello"}, log()).ok());
+    EXPECT_OK(children.start(1, {"/bin/sh", "-c", "cat; echo hello"}, log()));
     for (int i = 0; i < 6000 && children.reap().empty(); ++i) usleep(10'000);
   }
   dup2(stdin_fd, STDIN_FILENO);
@@ -86,8 +84,7 @@ TEST_F(ChildrenTest, OutputIsNotWrittenThroughSymbolicLinks) {
 TEST_F(ChildrenTest, OutputInMemoryDoesNotFollowLinks) {
   const Output output;
   Children children;
-  ASSERT_TRUE(
-      children.start(1, {"/bin/sh", "-c", "echo hello"}, output.path()).ok());
+  ASSERT_OK(children.start(1, {"/bin/sh", "-c", "echo hello"}, output.path()));
   for (int i = 0; i < 6000 && children.reap().empty(); ++i) usleep(10'000);
   EXPECT_EQ(output.lines(), std::vector<std::string>{"hello"});
 }
@@ -108,7 +105,7 @@ TEST_F(ChildrenTest, KillAllTakesOrphansToo) {
     const std::string script =
         "setsid sh -c 'trap \"\" TERM HUP INT; echo $$ > " + dir_ +
         "/pid; while :; do sleep 1; done' & wait";
-    ASSERT_TRUE(children.start(1, {"/bin/sh", "-c", script}, log()).ok());
+    ASSERT_OK(children.start(1, {"/bin/sh", "-c", script}, log()));
     orphan = number_in("pid");
     ASSERT_GT(orphan, 0);
   }

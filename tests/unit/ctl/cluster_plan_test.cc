@@ -1,11 +1,10 @@
 #include "coordinator/ctl/cluster_plan.h"
 
-#include <gtest/gtest.h>
-
 #include <nlohmann/json.hpp>
 
 #include "checkpoint/huggingface/config.h"
 #include "parallel/geometry/param_table.h"
+#include "tests/testing/expect.h"
 
 namespace remesh::ctl {
 namespace {
@@ -135,9 +134,9 @@ TEST(HfConfig, WhatIsMissingIsAsInAnImportedModel) {
       json.update(Json{{"model_type", type}, {"rms_norm_eps", 1e-5}});
       json.erase(key);
       const ModelChoice planned = parse_hf_config(json.dump(), "c").value();
-      const auto imported = huggingface::parse_config(json.dump(), "c");
-      ASSERT_TRUE(imported.ok()) << imported.status().message();
-      EXPECT_EQ(planned.model, imported->model) << type << " without " << key;
+      ASSERT_OK_AND(const auto imported,
+                    huggingface::parse_config(json.dump(), "c"));
+      EXPECT_EQ(planned.model, imported.model) << type << " without " << key;
     }
   EXPECT_EQ(parse_hf_config(with("model_type", "mistral"), "c")
                 .value()
@@ -153,9 +152,8 @@ TEST(HfConfig, ModelsThatCannotBeImportedArePlanned) {
         {"attention_bias", true},
         {"architectures", Json::array({"LlamaForSequenceClassification"})}}) {
     EXPECT_FALSE(huggingface::parse_config(with(key, value), "c").ok()) << key;
-    const auto planned = parse_hf_config(with(key, value), "c");
-    ASSERT_TRUE(planned.ok()) << planned.status().message();
-    EXPECT_EQ(planned->model, plain->model);
+    ASSERT_OK_AND(const auto planned, parse_hf_config(with(key, value), "c"));
+    EXPECT_EQ(planned.model, plain->model);
   }
 }
 

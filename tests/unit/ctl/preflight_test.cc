@@ -6,6 +6,7 @@
 #include <algorithm>
 
 #include "parallel/jobfile/jobfile.h"
+#include "tests/testing/expect.h"
 #include "tests/testing/files.h"
 #include "tests/testing/small_disk.h"
 
@@ -17,7 +18,7 @@ pb::Job kept_job() {
       "", {},
       {"data.path=/d", "model.dim=64", "model.n_layers=2", "model.n_heads=2",
        "model.n_kv_heads=2", "model.hidden_dim=64", "train.seq_len=32"});
-  EXPECT_TRUE(parsed.ok()) << parsed.status().message();
+  EXPECT_OK(parsed);
   jobfile::DataInfo info;
   info.vocab_size = 257;
   return jobfile::resolve(parsed.value(), info).value();

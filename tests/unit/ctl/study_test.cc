@@ -1,11 +1,10 @@
 #include "coordinator/ctl/study.h"
 
-#include <gtest/gtest.h>
-
 #include <cmath>
 #include <nlohmann/json.hpp>
 
 #include "parallel/jobfile/jobfile.h"
+#include "tests/testing/expect.h"
 
 namespace remesh::ctl {
 namespace {
@@ -49,9 +48,8 @@ std::string problem(const Json& json) {
 }
 
 TEST(Study, FiguresClaimsAndChartsAreEvaluated) {
-  const auto made = evaluate_study(small().dump(), "s");
-  ASSERT_TRUE(made.ok()) << made.status().message();
-  const Study& s = *made;
+  ASSERT_OK_AND(const auto made, evaluate_study(small().dump(), "s"));
+  const Study& s = made;
   ASSERT_EQ(s.figures.size(), 2U);
   EXPECT_GT(s.figures[0].ours, 1000);
   EXPECT_NEAR(s.figures[0].error(), s.figures[0].ours - 100, 1e-6);
@@ -167,18 +165,18 @@ TEST(Study, TheShippedStudiesAreReproduced) {
       {"frontier", 9, 6}, {"torchtitan", 10, 4}, {"scaling", 8, 10}};
   for (const auto& k : kStudies) {
     const std::string path = std::string("deploy/studies/") + k.name + ".json";
-    const auto s = evaluate_study(jobfile::read_text(path).value(), path);
-    ASSERT_TRUE(s.ok()) << s.status().message();
+    ASSERT_OK_AND(const auto s,
+                  evaluate_study(jobfile::read_text(path).value(), path));
     double error = 0, n = 0;
-    for (const StudyFigure& f : s->figures)
+    for (const StudyFigure& f : s.figures)
       if (!f.is_difference) {
         error += std::fabs(f.error());
         ++n;
       }
     EXPECT_LE(error / n, k.most_error) << k.name;
     size_t held = 0;
-    for (const StudyClaim& c : s->claims) held += c.holds ? 1 : 0;
-    EXPECT_GE(held, k.least_claims) << k.name << "\n" << study_text(*s);
+    for (const StudyClaim& c : s.claims) held += c.holds ? 1 : 0;
+    EXPECT_GE(held, k.least_claims) << k.name << "\n" << study_text(s);
   }
 }
 

@@ -2,7 +2,6 @@
 #include "coordinator/ctl/timeline.h"
 
 #include <fmt/format.h>
-#include <gtest/gtest.h>
 
 #include <nlohmann/json.hpp>
 
@@ -10,6 +9,7 @@
 #include "coordinator/ctl/status_view.h"
 #include "parallel/geometry/layout.h"
 #include "parallel/jobfile/jobfile.h"
+#include "tests/testing/expect.h"
 
 namespace remesh::ctl {
 namespace {
@@ -52,7 +52,7 @@ class File {
   std::string text() const { return json_.dump(); }
   RankTrace parsed() const {
     auto t = parse_trace(text(), "f.json");
-    EXPECT_TRUE(t.ok()) << t.status().message();
+    EXPECT_OK(t);
     return t.ok() ? *t : RankTrace{};
   }
 
@@ -188,13 +188,12 @@ TEST(Timeline, AScheduleKeptExactlyHasItsOwnBubble) {
     }
     std::vector<RankTrace> traces;
     for (const File& f : files) traces.push_back(f.parsed());
-    const auto bubble = pipeline_bubble(traces);
-    ASSERT_TRUE(bubble.ok()) << bubble.status().message();
-    EXPECT_EQ(bubble->steps, 1);
-    EXPECT_NEAR(bubble->measured, timing->bubble_share, 1e-3) << name;
-    EXPECT_NEAR(bubble->scheduled, timing->bubble_share, 1e-3) << name;
-    EXPECT_NEAR(bubble->uneven, timing->bubble_share, 1e-3) << name;
-    EXPECT_NEAR(bubble->replayed, timing->bubble_share, 1e-3) << name;
+    ASSERT_OK_AND(const auto bubble, pipeline_bubble(traces));
+    EXPECT_EQ(bubble.steps, 1);
+    EXPECT_NEAR(bubble.measured, timing->bubble_share, 1e-3) << name;
+    EXPECT_NEAR(bubble.scheduled, timing->bubble_share, 1e-3) << name;
+    EXPECT_NEAR(bubble.uneven, timing->bubble_share, 1e-3) << name;
+    EXPECT_NEAR(bubble.replayed, timing->bubble_share, 1e-3) << name;
     EXPECT_NE(trace_report(traces).find("with all passes alike, ratio 1.00"),
               std::string::npos);
   }
@@ -219,11 +218,11 @@ TEST(Timeline, AnUnsteadyPassIsSeparatedFromTheSchedule) {
   pass(second, "backward", 0, 20'000, 70'000);
   pass(second, "forward", 1, 70'000, 80'000);
   pass(second, "backward", 1, 80'000, 90'000);
-  const auto bubble = pipeline_bubble({first.parsed(), second.parsed()});
-  ASSERT_TRUE(bubble.ok()) << bubble.status().message();
-  EXPECT_NEAR(bubble->measured, 1 - 120.0 / 200, 1e-6);
-  EXPECT_NEAR(bubble->replayed, bubble->measured, 1e-6);
-  EXPECT_LT(bubble->scheduled, bubble->measured - 0.02);
+  ASSERT_OK_AND(const auto bubble,
+                pipeline_bubble({first.parsed(), second.parsed()}));
+  EXPECT_NEAR(bubble.measured, 1 - 120.0 / 200, 1e-6);
+  EXPECT_NEAR(bubble.replayed, bubble.measured, 1e-6);
+  EXPECT_LT(bubble.scheduled, bubble.measured - 0.02);
 }
 
 TEST(Timeline, WithoutAPipelineThereIsNoBubble) {
@@ -237,9 +236,9 @@ pb::Job small_job(const std::vector<std::string>& set) {
   std::vector<std::string> all = {"data.path=/d", "model.flavor=tiny"};
   all.insert(all.end(), set.begin(), set.end());
   const auto job = jobfile::parse_job("", {}, all);
-  EXPECT_TRUE(job.ok()) << job.status().message();
+  EXPECT_OK(job);
   const auto resolved = jobfile::resolve(*job, {257});
-  EXPECT_TRUE(resolved.ok()) << resolved.status().message();
+  EXPECT_OK(resolved);
   return *resolved;
 }
 
@@ -247,8 +246,8 @@ TEST(Plan, PrintsMeshStagesAndMemoryOrTheReason) {
   const pb::Job job =
       small_job({"parallel.pipeline_parallel_degree=2",
                  "parallel.pipeline_schedule=zb-h1", "parallel.zero_stage=1"});
-  const auto text = plan_text(job, {.slots = 5, .hosts = 1, .cores = 4});
-  ASSERT_TRUE(text.ok()) << text.status().message();
+  ASSERT_OK_AND(const auto text,
+                plan_text(job, {.slots = 5, .hosts = 1, .cores = 4}));
   for (const char* part :
        {"mesh dp2,pp2: 4 of 5 slots on 1 worker, 1 spare",
         "(multiples of 2 slots)", "ZeRO 1, zb-h1, no recomputation",
@@ -257,17 +256,16 @@ TEST(Plan, PrintsMeshStagesAndMemoryOrTheReason) {
         "4 microbatches of 4 x 256 tokens per step, 2 per data-parallel rank",
         "  besides: ", " to save a checkpoint, ",
         " of old state while another mesh takes over\n"})
-    EXPECT_NE(text->find(part), std::string::npos) << part << "\n" << *text;
+    EXPECT_NE(text.find(part), std::string::npos) << part << "\n" << text;
   EXPECT_EQ(plan_text(job, {.slots = 1, .cores = 4}).status().code(),
             Code::kExhausted);
   const auto refused =
       plan_text(job, {.slots = 8, .cores = 4, .layout = "tp3"});
   EXPECT_EQ(refused.status().code(), Code::kInvalidArgument);
-  const auto asked =
-      plan_text(job, {.slots = 8, .cores = 4, .layout = "tp2,cp2"});
-  ASSERT_TRUE(asked.ok());
-  EXPECT_NE(asked->find("\nmesh dp1,tp2,cp2: 4 of 8"), std::string::npos)
-      << *asked;
+  ASSERT_OK_AND(const auto asked,
+                plan_text(job, {.slots = 8, .cores = 4, .layout = "tp2,cp2"}));
+  EXPECT_NE(asked.find("\nmesh dp1,tp2,cp2: 4 of 8"), std::string::npos)
+      << asked;
 }
 
 pb::JobStatus measured() {

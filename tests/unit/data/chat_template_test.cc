@@ -1,5 +1,6 @@
 #include "worker/data/chat_template.h"
 
+#include "tests/testing/expect.h"
 #include "tests/unit/data/data_test_util.h"
 
 namespace remesh::data {
@@ -143,7 +144,7 @@ TEST_F(ChatTemplateTest, TokensAreThoseOfTheTokenizerInUse) {
                       "chat_template": "not this one"})");
   const auto text = [&](const std::string& path, const std::string& folder) {
     const auto chat = ChatTemplate::open(path, folder);
-    EXPECT_TRUE(chat.ok()) << chat.status().message();
+    EXPECT_OK(chat);
     return marked((*chat)->render(R"({"messages": []})", "f").value());
   };
   const std::string alone =
@@ -175,11 +176,11 @@ TEST_F(ChatTemplateTest, TextIsUtf8InEveryLocale) {
   const auto chat = ChatTemplate::open(dir_.write(
       "t.jinja", "{{ messages[0].content }} größer {{ 'größer' | length }}"));
   ::setenv("PATH", path.c_str(), 1);
-  ASSERT_TRUE(chat.ok()) << chat.status().message();
-  const auto text =
-      (*chat)->render(R"({"messages": [{"content": "Größe\u20ac"}]})", "f:1");
-  ASSERT_TRUE(text.ok()) << text.status().message();
-  EXPECT_EQ(marked(*text), "Größe\u20ac größer 6");
+  ASSERT_OK(chat);
+  ASSERT_OK_AND(
+      const auto text,
+      (*chat)->render(R"({"messages": [{"content": "Größe\u20ac"}]})", "f:1"));
+  EXPECT_EQ(marked(text), "Größe\u20ac größer 6");
 }
 
 // As they are given, by the template that is for them.
@@ -189,16 +190,16 @@ TEST_F(ChatTemplateTest, ToolsKeepTheirOrderAndHaveTheirTemplate) {
   const std::string line =
       R"({"messages": [{"role": "user", "content": "t"}],
           "tools": [{"type": "f", "name": {"unit": "C", "city": "Rome"}}]})";
-  const auto both = ChatTemplate::open(dir_.write(
-      "tokenizer_config.json",
-      R"({"chat_template": [{"name": "default", "template": ")" +
-          default_template +
-          R"("}, {"name": "tool_use", "template": "{{ tools[0] | tojson }}"}]})"));
-  ASSERT_TRUE(both.ok()) << both.status().message();
-  EXPECT_EQ(marked((*both)->render(line, "f:1").value()),
+  ASSERT_OK_AND(
+      const auto both,
+      ChatTemplate::open(dir_.write(
+          "tokenizer_config.json",
+          R"({"chat_template": [{"name": "default", "template": ")" +
+              default_template +
+              R"("}, {"name": "tool_use", "template": "{{ tools[0] | tojson }}"}]})")));
+  EXPECT_EQ(marked(both->render(line, "f:1").value()),
             R"({"type": "f", "name": {"unit": "C", "city": "Rome"}})");
-  EXPECT_EQ(marked((*both)
-                       ->render(R"({"messages": [{"content": "t",
+  EXPECT_EQ(marked(both->render(R"({"messages": [{"content": "t",
                                                   "role": "user"}]})",
                                 "f:2")
                        .value()),
@@ -212,7 +213,7 @@ TEST_F(ChatTemplateTest, ToolsHaveTheAdditionalTemplate) {
   const std::string path = dir_.write("chat_template.jinja", "without");
   const auto text = [&](const std::string& file, const char* more) {
     const auto chat = ChatTemplate::open(file);
-    EXPECT_TRUE(chat.ok()) << chat.status().message();
+    EXPECT_OK(chat);
     return marked(
         (*chat)
             ->render(std::string(R"({"messages": [])") + more + "}", "f:1")
@@ -259,12 +260,12 @@ TEST_F(ChatTemplateTest, EveryFailureIsALineAndNotTheEnd) {
   const auto why = [&](const std::string& text) {
     const auto chat = ChatTemplate::open(
         dir_.write("t.jinja", "{% if messages %}" + text + "{% endif %}"));
-    EXPECT_TRUE(chat.ok()) << chat.status().message();
+    EXPECT_OK(chat);
     const Status failed = (*chat)->render(kLine, "f:1").status();
     EXPECT_EQ(failed.code(), Code::kCorrupt) << failed.message();
     EXPECT_EQ(failed.message().find('\n'), std::string::npos)
         << failed.message();
-    EXPECT_TRUE((*chat)->render(R"({"messages": []})", "f:2").ok());
+    EXPECT_OK((*chat)->render(R"({"messages": []})", "f:2"));
     return failed.message();
   };
   expect_contains(

@@ -6,6 +6,7 @@
 #include <random>
 
 #include "proto/data/index.h"
+#include "tests/testing/expect.h"
 #include "tests/unit/data/data_test_util.h"
 #include "worker/data/out_dir.h"
 #include "worker/data/prepare.h"
@@ -31,7 +32,7 @@ std::string words(size_t bytes, uint64_t seed = 1) {
 
 std::vector<int32_t> tokens_of(const Split& split) {
   std::vector<int32_t> tokens(static_cast<size_t>(split.num_tokens()));
-  EXPECT_TRUE(split.read(0, tokens).ok());
+  EXPECT_OK(split.read(0, tokens));
   return tokens;
 }
 
@@ -60,8 +61,7 @@ class DatasetTest : public testing::Test {
     return o;
   }
   void make(const PrepareOptions& o) {
-    const auto made = prepare(o, *posix_file_system());
-    ASSERT_TRUE(made.ok()) << made.status().to_string();
+    ASSERT_OK(prepare(o, *posix_file_system()));
   }
   std::string open_problem() {
     const auto d = Dataset::open(dir_ / "out");
@@ -83,14 +83,13 @@ TEST_F(DatasetTest, WithoutHoldingOutItIsTheTextAndItsEnds) {
   o.val_fraction = 0;
   o.shard_tokens = 7919;  // many shards
   make(o);
-  const auto d = Dataset::open(o.out_dir);
-  ASSERT_TRUE(d.ok()) << d.status().to_string();
-  EXPECT_EQ(tokens_of(d->train()), naive_tokens(text));
-  EXPECT_EQ(d->val().num_tokens(), 0);
-  EXPECT_EQ(d->vocab_size(), 257);
-  EXPECT_EQ(d->end_of_text(), 256);
-  EXPECT_EQ(d->data_id().size(), 32U);
-  EXPECT_TRUE(d->verify().ok());
+  ASSERT_OK_AND(const auto d, Dataset::open(o.out_dir));
+  EXPECT_EQ(tokens_of(d.train()), naive_tokens(text));
+  EXPECT_EQ(d.val().num_tokens(), 0);
+  EXPECT_EQ(d.vocab_size(), 257);
+  EXPECT_EQ(d.end_of_text(), 256);
+  EXPECT_EQ(d.data_id().size(), 32U);
+  EXPECT_OK(d.verify());
 }
 
 TEST_F(DatasetTest, WindowsReadTheSameAcrossShardBorders) {
@@ -99,15 +98,14 @@ TEST_F(DatasetTest, WindowsReadTheSameAcrossShardBorders) {
   o.val_fraction = 0;
   o.shard_tokens = 97;
   make(o);
-  const auto d = Dataset::open(o.out_dir);
-  ASSERT_TRUE(d.ok()) << d.status().to_string();
+  ASSERT_OK_AND(const auto d, Dataset::open(o.out_dir));
   const std::vector<int32_t> all = naive_tokens(text);
   std::mt19937_64 rng(3);
   for (int trial = 0; trial < 500; ++trial) {
     const size_t n = rng() % 200;
     const size_t begin = rng() % (all.size() - n + 1);
     std::vector<int32_t> out(n);
-    ASSERT_TRUE(d->train().read(static_cast<int64_t>(begin), out).ok());
+    ASSERT_OK(d.train().read(static_cast<int64_t>(begin), out));
     ASSERT_TRUE(std::equal(out.begin(), out.end(),
                            all.begin() + static_cast<ptrdiff_t>(begin)));
   }
@@ -116,18 +114,18 @@ TEST_F(DatasetTest, WindowsReadTheSameAcrossShardBorders) {
   std::vector<int64_t> starts;
   const auto last = (static_cast<int64_t>(all.size()) - 1) / 64 - 1;
   for (const int64_t w : {int64_t{0}, int64_t{5}, last}) {
-    ASSERT_TRUE(d->train().read_window(w, 64, in, target, &starts).ok());
+    ASSERT_OK(d.train().read_window(w, 64, in, target, &starts));
     for (size_t k = 0; k < 64; ++k) {
       ASSERT_EQ(in[k], all[static_cast<size_t>(w) * 64 + k]);
       ASSERT_EQ(target[k], all[static_cast<size_t>(w) * 64 + k + 1]);
     }
   }
-  EXPECT_FALSE(d->train().read_window(last + 1, 64, in, target, &starts).ok());
-  EXPECT_FALSE(d->train().read_window(-1, 64, in, target, &starts).ok());
-  EXPECT_FALSE(d->train().read(d->train().num_tokens(), in).ok());
-  EXPECT_FALSE(d->train().read(INT64_MAX, in).ok());
-  EXPECT_FALSE(d->train().read(-1, in).ok());
-  EXPECT_TRUE(d->train().read(d->train().num_tokens(), {}).ok());
+  EXPECT_FALSE(d.train().read_window(last + 1, 64, in, target, &starts).ok());
+  EXPECT_FALSE(d.train().read_window(-1, 64, in, target, &starts).ok());
+  EXPECT_FALSE(d.train().read(d.train().num_tokens(), in).ok());
+  EXPECT_FALSE(d.train().read(INT64_MAX, in).ok());
+  EXPECT_FALSE(d.train().read(-1, in).ok());
+  EXPECT_OK(d.train().read(d.train().num_tokens(), {}));
 }
 
 TEST_F(DatasetTest, TheHeldOutShareIsRightSpreadAndLosesNoText) {
@@ -136,10 +134,9 @@ TEST_F(DatasetTest, TheHeldOutShareIsRightSpreadAndLosesNoText) {
   o.val_fraction = 0.05;
   o.val_block_bytes = 1024;
   make(o);
-  const auto d = Dataset::open(o.out_dir);
-  ASSERT_TRUE(d.ok()) << d.status().to_string();
-  const auto train = tokens_of(d->train());
-  const auto val = tokens_of(d->val());
+  ASSERT_OK_AND(const auto d, Dataset::open(o.out_dir));
+  const auto train = tokens_of(d.train());
+  const auto val = tokens_of(d.val());
   const double share = static_cast<double>(val.size()) /
                        static_cast<double>(val.size() + train.size());
   EXPECT_NEAR(share, 0.05, 0.006);
@@ -176,10 +173,9 @@ TEST_F(DatasetTest, SeedsHoldOutOtherTextAndTheSameSeedTheSame) {
   for (const uint64_t seed : {1, 2, 1}) {
     o.seed = seed;
     o.out_dir = dir_ / ("out" + std::to_string(ids.size()));
-    const auto made = prepare(o, *posix_file_system());
-    ASSERT_TRUE(made.ok()) << made.status().to_string();
-    EXPECT_GT(made->val_tokens, 0);
-    ids.push_back(made->data_id);
+    ASSERT_OK_AND(const auto made, prepare(o, *posix_file_system()));
+    EXPECT_GT(made.val_tokens, 0);
+    ids.push_back(made.data_id);
   }
   EXPECT_NE(ids[0], ids[1]);
   EXPECT_EQ(ids[0], ids[2]);
@@ -262,13 +258,12 @@ TEST_F(DatasetTest, OfConversationsTheLossCountsTheAnswers) {
   o.val_fraction = 0;
   o.shard_tokens = 3;
   make(o);
-  const auto d = Dataset::open(o.out_dir);
-  ASSERT_TRUE(d.ok()) << d.status().to_string();
-  EXPECT_TRUE(d->verify().ok());
-  ASSERT_EQ(d->train().num_tokens(), 7);
+  ASSERT_OK_AND(const auto d, Dataset::open(o.out_dir));
+  EXPECT_OK(d.verify());
+  ASSERT_EQ(d.train().num_tokens(), 7);
   std::vector<int32_t> input(6), target(6);
   std::vector<int64_t> starts;
-  ASSERT_TRUE(d->train().read_window(0, 6, input, target, &starts).ok());
+  ASSERT_OK(d.train().read_window(0, 6, input, target, &starts));
   EXPECT_EQ(input, (std::vector<int32_t>{'a', 'b', 'C', 'D', 'e', 'F'}));
   EXPECT_EQ(target, (std::vector<int32_t>{-1, 'C', 'D', -1, 'F', -1}));
   EXPECT_EQ(starts, (std::vector<int64_t>{4}));
@@ -279,20 +274,19 @@ TEST_F(DatasetTest, ProgressRisesToTheTotal) {
   uint64_t last = 0;
   uint64_t total = 0;
   int calls = 0;
-  const auto made =
-      prepare(o, *posix_file_system(), [&](uint64_t done, uint64_t all) {
-        EXPECT_GE(done, last);
-        last = done;
-        total = all;
-        ++calls;
-      });
-  ASSERT_TRUE(made.ok());
+  ASSERT_OK_AND(const auto made, prepare(o, *posix_file_system(),
+                                         [&](uint64_t done, uint64_t all) {
+                                           EXPECT_GE(done, last);
+                                           last = done;
+                                           total = all;
+                                           ++calls;
+                                         }));
   EXPECT_EQ(last, fs::file_size(o.inputs[0]));
   EXPECT_EQ(total, last);
   EXPECT_GE(calls, 3);
-  EXPECT_EQ(made->input_bytes, last);
-  EXPECT_EQ(made->text_bytes, last);
-  EXPECT_GT(made->documents, 10);
+  EXPECT_EQ(made.input_bytes, last);
+  EXPECT_EQ(made.text_bytes, last);
+  EXPECT_GT(made.documents, 10);
 }
 
 TEST_F(DatasetTest, BadInputIsAClearErrorAndLeavesNoFolder) {
@@ -353,7 +347,7 @@ TEST_F(DatasetTest, OtherFormatsAreNamedAndNotTakenForText) {
     o.raw_bytes = true;
     o.val_fraction = 0;
     o.overwrite = true;
-    EXPECT_TRUE(prepare(o, *posix_file_system()).ok()) << name;
+    EXPECT_OK(prepare(o, *posix_file_system())) << name;
   }
 }
 
@@ -391,10 +385,9 @@ TEST_F(DatasetTest, PreparingAgainIsUpToDateAndOtherDataAreRefused) {
   PrepareOptions o = options(words(100'000));
   make(o);
   const auto before = names_in(o.out_dir);
-  const auto again = prepare(o, *posix_file_system());
-  ASSERT_TRUE(again.ok());
-  EXPECT_TRUE(again->up_to_date);
-  EXPECT_EQ(again->data_id, Dataset::open(o.out_dir)->data_id());
+  ASSERT_OK_AND(const auto again, prepare(o, *posix_file_system()));
+  EXPECT_TRUE(again.up_to_date);
+  EXPECT_EQ(again.data_id, Dataset::open(o.out_dir)->data_id());
   o.seed = 5;
   EXPECT_EQ(prepare(o, *posix_file_system()).status().code(),
             Code::kAlreadyExists);
@@ -403,11 +396,10 @@ TEST_F(DatasetTest, PreparingAgainIsUpToDateAndOtherDataAreRefused) {
   const auto old = Dataset::open(o.out_dir);
   o.overwrite = true;
   o.shard_tokens = 1 << 20;
-  const auto replaced = prepare(o, *posix_file_system());
-  ASSERT_TRUE(replaced.ok()) << replaced.status().to_string();
-  EXPECT_FALSE(replaced->up_to_date);
-  EXPECT_EQ(Dataset::open(o.out_dir)->data_id(), replaced->data_id);
-  EXPECT_TRUE(old->verify().ok());
+  ASSERT_OK_AND(const auto replaced, prepare(o, *posix_file_system()));
+  EXPECT_FALSE(replaced.up_to_date);
+  EXPECT_EQ(Dataset::open(o.out_dir)->data_id(), replaced.data_id);
+  EXPECT_OK(old->verify());
 }
 
 TEST_F(DatasetTest, DamagedTokensAreMadeAgain) {
@@ -417,10 +409,9 @@ TEST_F(DatasetTest, DamagedTokensAreMadeAgain) {
   EXPECT_EQ(prepare(o, *posix_file_system()).status().code(),
             Code::kAlreadyExists);
   o.overwrite = true;
-  const auto again = prepare(o, *posix_file_system());
-  ASSERT_TRUE(again.ok()) << again.status().to_string();
-  EXPECT_FALSE(again->up_to_date);
-  EXPECT_TRUE(Dataset::open(o.out_dir)->verify().ok());
+  ASSERT_OK_AND(const auto again, prepare(o, *posix_file_system()));
+  EXPECT_FALSE(again.up_to_date);
+  EXPECT_OK(Dataset::open(o.out_dir)->verify());
 }
 
 // The same bytes are other text under another name.
@@ -431,11 +422,10 @@ TEST_F(DatasetTest, AFileNamedAsJsonLinesLaterIsPreparedAgain) {
   EXPECT_EQ(prepare(o, *posix_file_system())->text_bytes, lines.size());
   o.inputs = {dir_.write("in.jsonl", lines)};
   o.overwrite = true;
-  const auto again = prepare(o, *posix_file_system());
-  ASSERT_TRUE(again.ok()) << again.status().to_string();
-  EXPECT_FALSE(again->up_to_date);
-  EXPECT_EQ(again->text_bytes, 6);
-  EXPECT_EQ(again->documents, 2);
+  ASSERT_OK_AND(const auto again, prepare(o, *posix_file_system()));
+  EXPECT_FALSE(again.up_to_date);
+  EXPECT_EQ(again.text_bytes, 6);
+  EXPECT_EQ(again.documents, 2);
 }
 
 TEST_F(DatasetTest, FewerShardsReplaceMoreWithoutRemains) {
@@ -483,9 +473,8 @@ TEST_F(DatasetTest, AnIndexThatCouldNotBeReadIsNotWritten) {
   index.train.resize(kMaxIndexBytes / 4000 + 1,
                      {.file = std::string(4000, 'x'), .tokens = 1});
   const auto files = posix_file_system();
-  const auto out = OutDir::open(*files, o.out_dir);
-  ASSERT_TRUE(out.ok()) << out.status().to_string();
-  EXPECT_EQ((*out)->commit(index, {}).code(), Code::kInvalidArgument);
+  ASSERT_OK_AND(const auto out, OutDir::open(*files, o.out_dir));
+  EXPECT_EQ(out->commit(index, {}).code(), Code::kInvalidArgument);
   EXPECT_EQ(names_in(o.out_dir), before);
   EXPECT_EQ(open_problem(), "");
 }
@@ -542,23 +531,21 @@ TEST_F(DatasetTest, ATokenOutOfRangeIsCaughtOnReadAndAnyBitByVerify) {
   damage("train-00000.tok", [](std::string& b) {
     b[sizeof(ShardHeader) + 2 * 77 + 1] = 2;  // 512 and more
   });
-  auto d = Dataset::open(dir_ / "out");
-  ASSERT_TRUE(d.ok());
+  ASSERT_OK_AND(auto d, Dataset::open(dir_ / "out"));
   std::vector<int32_t> out(100);
-  const Status status = d->train().read(0, out);
+  const Status status = d.train().read(0, out);
   EXPECT_EQ(status.code(), Code::kCorrupt);
   EXPECT_NE(status.message().find(" at 77: the vocabulary has only 257"),
             std::string::npos)
       << status.message();
-  EXPECT_TRUE(d->train().read(100, out).ok());
-  EXPECT_EQ(d->verify().code(), Code::kCorrupt);
+  EXPECT_OK(d.train().read(100, out));
+  EXPECT_EQ(d.verify().code(), Code::kCorrupt);
   damage("train-00000.tok", [](std::string& b) {
     b[sizeof(ShardHeader) + 2 * 77 + 1] = 0;
     b.back() = static_cast<char>(b.back() ^ 1);
   });
-  d = Dataset::open(dir_ / "out");
-  ASSERT_TRUE(d.ok());
-  EXPECT_EQ(d->verify().code(), Code::kCorrupt);
+  ASSERT_OK_AND(d, Dataset::open(dir_ / "out"));
+  EXPECT_EQ(d.verify().code(), Code::kCorrupt);
 }
 
 TEST_F(DatasetTest, ShardsOfAnotherDataSetOrVocabularyAreRefused) {
@@ -581,23 +568,21 @@ TEST_F(DatasetTest, ShardsOfAnotherDataSetOrVocabularyAreRefused) {
 TEST_F(DatasetTest, BothTokenWidthsKeepEveryToken) {
   for (const int64_t vocab : {2, 65'536, 65'537, 200'000}) {
     const std::string path = dir_ / "wide.tok";
-    auto writer =
-        ShardWriter::create(*posix_file_system(), path, "test", vocab);
-    ASSERT_TRUE(writer.ok());
+    ASSERT_OK_AND(auto writer, ShardWriter::create(*posix_file_system(), path,
+                                                   "test", vocab));
     std::mt19937_64 rng(1);
     std::vector<int32_t> tokens(700'000);
     for (int32_t& t : tokens)
       t = static_cast<int32_t>(rng() % static_cast<uint64_t>(vocab));
     tokens[0] = static_cast<int32_t>(vocab - 1);
-    ASSERT_TRUE(writer->append(tokens).ok());
-    ASSERT_TRUE(writer->finish().ok());
-    const auto shard = MappedShard::open(path);
-    ASSERT_TRUE(shard.ok()) << shard.status().to_string();
-    EXPECT_EQ(shard->info().token_width, vocab > 65'536 ? 4U : 2U);
+    ASSERT_OK(writer.append(tokens));
+    ASSERT_OK(writer.finish());
+    ASSERT_OK_AND(const auto shard, MappedShard::open(path));
+    EXPECT_EQ(shard.info().token_width, vocab > 65'536 ? 4U : 2U);
     std::vector<int32_t> out(tokens.size());
-    ASSERT_TRUE(shard->read(0, out).ok());
+    ASSERT_OK(shard.read(0, out));
     EXPECT_EQ(out, tokens);
-    EXPECT_TRUE(shard->verify().ok());
+    EXPECT_OK(shard.verify());
   }
 }
 
@@ -614,10 +599,9 @@ TEST(Index, ComesBackFromJsonTheSameAndItsIdCoversTheShards) {
   index.val = {{"val-00000.tok", 2, hash}};
   index.inputs = {{"/x/\"y\".txt", 99, hash}};
   index.data_id = data_id_of(index);
-  const auto back = parse_index(index_to_json(index), "i");
-  ASSERT_TRUE(back.ok()) << back.status().to_string();
-  EXPECT_EQ(*back, index);
-  EXPECT_EQ(back->train_tokens(), 12);
+  ASSERT_OK_AND(const auto back, parse_index(index_to_json(index), "i"));
+  EXPECT_EQ(back, index);
+  EXPECT_EQ(back.train_tokens(), 12);
   const auto says = [&](const std::string& from, const std::string& to,
                         const std::string& what) {
     std::string json = index_to_json(index);
@@ -647,12 +631,11 @@ TEST(Corpus, TheShippedTextMakesADataSet) {
   PrepareOptions o;
   o.inputs = {"deploy/data/books.txt.xz"};
   o.out_dir = dir / "books";
-  const auto made = prepare(o, *posix_file_system());
-  ASSERT_TRUE(made.ok()) << made.status().to_string();
-  EXPECT_EQ(made->text_bytes, 20'118'430U);
-  EXPECT_EQ(made->documents, 370);
-  EXPECT_NEAR(static_cast<double>(made->val_tokens), 201'000, 30'000);
-  EXPECT_TRUE(Dataset::open(o.out_dir)->verify().ok());
+  ASSERT_OK_AND(const auto made, prepare(o, *posix_file_system()));
+  EXPECT_EQ(made.text_bytes, 20'118'430U);
+  EXPECT_EQ(made.documents, 370);
+  EXPECT_NEAR(static_cast<double>(made.val_tokens), 201'000, 30'000);
+  EXPECT_OK(Dataset::open(o.out_dir)->verify());
 }
 
 }  // namespace

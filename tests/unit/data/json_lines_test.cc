@@ -1,5 +1,6 @@
 #include "worker/data/json_lines.h"
 
+#include "tests/testing/expect.h"
 #include "tests/unit/data/data_test_util.h"
 #include "worker/data/inputs.h"
 
@@ -22,7 +23,7 @@ TEST(JsonLines, LinesComeWithTheirPlaces) {
         return ok_status();
       },
       [](uint64_t) {});
-  ASSERT_TRUE(read.ok());
+  ASSERT_OK(read);
   EXPECT_EQ(got, (std::vector<std::string>{":1 one", ":4 two\r", ":5 three"}));
 }
 

@@ -1,7 +1,5 @@
 #include "worker/data/sampler.h"
 
-#include <gtest/gtest.h>
-
 #include <algorithm>
 #include <cmath>
 #include <map>
@@ -10,6 +8,7 @@
 #include <set>
 #include <vector>
 
+#include "tests/testing/expect.h"
 #include "tests/testing/seed.h"
 
 namespace remesh::data {
@@ -90,13 +89,13 @@ TEST(KeyedPermutation, NeighboursAreScattered) {
 TEST(Sampler, EveryWindowIsUsedOncePerPassWhateverTheBatch) {
   for (const int64_t windows : {1, 2, 7, 64, 333}) {
     for (const int64_t batch : {1, 3, 8, 50, 400}) {
-      const auto sampler = Sampler::make(9, {{windows * 16 + 1}}, 16, batch);
-      ASSERT_TRUE(sampler.ok());
+      ASSERT_OK_AND(const auto sampler,
+                    Sampler::make(9, {{windows * 16 + 1}}, 16, batch));
       constexpr int64_t kPasses = 3;
       std::vector<std::vector<int>> used(
           kPasses, std::vector<int>(static_cast<size_t>(windows)));
       for (int64_t n = 0; n < kPasses * windows; ++n) {
-        const auto s = sampler->at(n / batch, n % batch);
+        const auto s = sampler.at(n / batch, n % batch);
         ASSERT_EQ(s.epoch, n / windows);
         ++used[static_cast<size_t>(s.epoch)][static_cast<size_t>(s.window)];
       }
@@ -155,13 +154,13 @@ TEST(Sampler, SourcesHaveTheirSharesAllTheTime) {
            static_cast<double>(1 + random() % 1000) / 100};
       all += s.weight;
     }
-    const auto sampler = Sampler::make(7, sources, 8, /*global_batch=*/5);
-    ASSERT_TRUE(sampler.ok());
+    ASSERT_OK_AND(const auto sampler,
+                  Sampler::make(7, sources, 8, /*global_batch=*/5));
     std::vector<int64_t> taken(sources.size());
     std::vector<std::map<std::pair<int64_t, int64_t>, int>> used(
         sources.size());
     for (int64_t n = 0; n < 2000; ++n) {
-      const auto s = sampler->at(n / 5, n % 5);
+      const auto s = sampler.at(n / 5, n % 5);
       const int64_t windows = num_windows(sources[s.source].num_tokens, 8);
       ASSERT_EQ(s.epoch, taken[s.source]++ / windows);
       ASSERT_EQ(++used[s.source][std::pair(s.epoch, s.window)], 1);

@@ -4,6 +4,7 @@
 
 #include <random>
 
+#include "tests/testing/expect.h"
 #include "tests/testing/seed.h"
 #include "tests/unit/data/data_test_util.h"
 
@@ -42,9 +43,9 @@ TEST(TextReader, PlainAndXzGiveTheSameTextInAnyPortions) {
       if (size * 10 / portion > 100'000) continue;
       Status why;
       EXPECT_EQ(read_text(dir / "a.txt", portion, &why), text);
-      EXPECT_TRUE(why.ok());
+      EXPECT_OK(why);
       EXPECT_EQ(read_text(dir / "a.xz", portion, &why), text);
-      EXPECT_TRUE(why.ok());
+      EXPECT_OK(why);
       EXPECT_EQ(read_text(dir / "two.xz", portion, &why), text + text);
     }
   }
@@ -58,7 +59,7 @@ TEST(TextReader, AnEmptyTextMayBeCompressed) {
   for (const std::string& bytes : {gz, xz("")}) {
     Status why;
     EXPECT_EQ(read_text(dir.write("empty.gz", bytes), 8, &why), "");
-    EXPECT_TRUE(why.ok()) << why.to_string();
+    EXPECT_OK(why);
   }
   for (const size_t size : {10, 15, 19}) {
     Status why;
@@ -100,11 +101,11 @@ TEST(TextReader, EveryDamageToGzipIsFound) {
   const std::string one = compressed(text, "gzip"), two = one + one;
   Status why;
   EXPECT_EQ(read_text(dir.write("two.gz", two), 4096, &why), text + text);
-  EXPECT_TRUE(why.ok()) << why.to_string();
+  EXPECT_OK(why);
   EXPECT_EQ(
       read_text(dir.write("pad.gz", one + std::string(512, '\0')), 1000, &why),
       text);
-  EXPECT_TRUE(why.ok()) << why.to_string();
+  EXPECT_OK(why);
   std::mt19937_64 rng(3);
   const auto expect_found = [&](const std::string& bytes) {
     read_text(dir.write("bad.gz", bytes), 4096, &why);
@@ -131,7 +132,7 @@ TEST(TextReader, WhatFollowsTheEndOfAStreamIsFound) {
     Status why;
     EXPECT_EQ(read_text(dir.write("two", one + one), 4096, &why), text + text)
         << filter;
-    EXPECT_TRUE(why.ok()) << filter << why.to_string();
+    EXPECT_OK(why) << filter;
     std::string second = one + one;
     second[one.size()] ^= 1;
     for (const std::string& bad :
@@ -249,10 +250,10 @@ TEST(BlockSplitter, ASeparatorInsideADocumentIsItsText) {
   });
   const std::string text = "a\n<|endoftext|>\nb\n<|endoftext|>";
   for (const bool separators : {false, true, false}) {
-    ASSERT_TRUE(splitter.feed(text, separators).ok());
-    ASSERT_TRUE(splitter.end_file().ok());
+    ASSERT_OK(splitter.feed(text, separators));
+    ASSERT_OK(splitter.end_file());
   }
-  ASSERT_TRUE(splitter.finish().ok());
+  ASSERT_OK(splitter.finish());
   EXPECT_EQ(splitter.documents(), 1 + 2 + 1);
   EXPECT_EQ(all, text + "a\nb\n" + text);
 }
@@ -272,11 +273,11 @@ TEST(BlockSplitter, DocumentsComeOutWholeWhateverThePortions) {
       });
       for (size_t i = 0; i < text.size();) {
         const size_t n = whole ? text.size() : 1 + rng() % 40;
-        ASSERT_TRUE(splitter.feed(std::string_view(text).substr(i, n)).ok());
+        ASSERT_OK(splitter.feed(std::string_view(text).substr(i, n)));
         i += std::min(n, text.size() - i);
       }
-      ASSERT_TRUE(splitter.end_file().ok());
-      ASSERT_TRUE(splitter.finish().ok());
+      ASSERT_OK(splitter.end_file());
+      ASSERT_OK(splitter.finish());
     }
     std::vector<std::string> documents(1);
     ASSERT_EQ(blocks[0].size(), blocks[1].size());

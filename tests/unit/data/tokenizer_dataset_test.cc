@@ -4,6 +4,7 @@
 #include <set>
 #include <thread>
 
+#include "tests/testing/expect.h"
 #include "tests/unit/data/data_test_util.h"
 #include "worker/data/dataset.h"
 #include "worker/data/prepare.h"
@@ -35,13 +36,12 @@ PrepareOptions options(const TempDir& dir, const std::string& text) {
 }
 
 void make(const PrepareOptions& o) {
-  const auto made = prepare(o, *posix_file_system());
-  ASSERT_TRUE(made.ok()) << made.status().to_string();
+  ASSERT_OK(prepare(o, *posix_file_system()));
 }
 
 std::vector<int32_t> tokens_of(const Dataset& set) {
   std::vector<int32_t> tokens(static_cast<size_t>(set.train().num_tokens()));
-  EXPECT_TRUE(set.train().read(0, tokens).ok());
+  EXPECT_OK(set.train().read(0, tokens));
   return tokens;
 }
 
@@ -50,29 +50,26 @@ std::vector<int32_t> tokens_of(const Dataset& set) {
 TEST(TokenizerDataset, WithATokenizerFileDocumentsAreEncodedAsAWhole) {
   const TempDir dir;
   const std::string text = words(5'000'000);
-  auto trainer = tokenizer::Trainer::make(600);
-  ASSERT_TRUE(trainer.ok());
-  ASSERT_TRUE(trainer->add(text.substr(0, 100'000)).ok());
+  ASSERT_OK_AND(auto trainer, tokenizer::Trainer::make(600));
+  ASSERT_OK(trainer.add(text.substr(0, 100'000)));
   const std::string file =
-      dir.write("tokenizer.json", trainer->finish().value());
+      dir.write("tokenizer.json", trainer.finish().value());
   PrepareOptions o = options(dir, text);
   o.tokenizer = file;
   make(o);
-  const auto t = tokenizer::open_tokenizer(file);
-  ASSERT_TRUE(t.ok()) << t.status().to_string();
-  const auto set = Dataset::open(dir / "out");
-  ASSERT_TRUE(set.ok()) << set.status().to_string();
-  EXPECT_EQ(set->tokenizer(), (*t)->id());
-  EXPECT_EQ(set->vocab_size(), 600);
-  EXPECT_EQ(set->end_of_text(), 599);
-  const std::vector<int32_t> tokens = tokens_of(*set);
+  ASSERT_OK_AND(const auto t, tokenizer::open_tokenizer(file));
+  ASSERT_OK_AND(const auto set, Dataset::open(dir / "out"));
+  EXPECT_EQ(set.tokenizer(), t->id());
+  EXPECT_EQ(set.vocab_size(), 600);
+  EXPECT_EQ(set.end_of_text(), 599);
+  const std::vector<int32_t> tokens = tokens_of(set);
   const std::string mark = "<|endoftext|>\n";
-  EXPECT_EQ((*t)->decode(tokens).value(), text + mark);
+  EXPECT_EQ(t->decode(tokens).value(), text + mark);
   std::vector<int32_t> expected;
   std::string rest = text + mark;
   for (size_t at = rest.find(mark); at != std::string::npos;
        at = rest.find(mark)) {
-    ASSERT_TRUE((*t)->encode(rest.substr(0, at), {}, expected).ok());
+    ASSERT_OK(t->encode(rest.substr(0, at), {}, expected));
     expected.push_back(599);
     rest.erase(0, at + mark.size());
   }
@@ -91,13 +88,13 @@ TEST(TokenizerDataset, ALongDocumentIsEncodedInParts) {
                           : " ");
   ASSERT_GT(text.size(), size_t{4} << 20);
   auto trainer = tokenizer::Trainer::make(500);
-  ASSERT_TRUE(trainer->add(text.substr(0, 100'000)).ok());
+  ASSERT_OK(trainer->add(text.substr(0, 100'000)));
   PrepareOptions o = options(dir, text);
   o.tokenizer = dir.write("tokenizer.json", trainer->finish().value());
   make(o);
   const auto t = tokenizer::open_tokenizer(o.tokenizer);
   std::vector<int32_t> expected;
-  ASSERT_TRUE((*t)->encode(text, {}, expected).ok());
+  ASSERT_OK((*t)->encode(text, {}, expected));
   expected.push_back(499);
   const auto set = Dataset::open(dir / "out");
   EXPECT_EQ(tokens_of(*set), expected);
@@ -158,7 +155,7 @@ TEST(TokenizerDataset, AnotherTokenizerMakesAnotherDataSet) {
   o.tokenizer = "bytes";
   make(o);
   auto trainer = tokenizer::Trainer::make(300);
-  ASSERT_TRUE(trainer->add(words(50'000)).ok());
+  ASSERT_OK(trainer->add(words(50'000)));
   o.tokenizer = dir.write("tokenizer.json", trainer->finish().value());
   const Status status = prepare(o, *posix_file_system()).status();
   EXPECT_EQ(status.code(), Code::kAlreadyExists) << status.to_string();

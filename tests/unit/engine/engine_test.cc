@@ -5,7 +5,6 @@
 #include "worker/engine/engine.h"
 
 #include <fmt/format.h>
-#include <gtest/gtest.h>
 
 #include <cmath>
 #include <cstdlib>
@@ -13,6 +12,7 @@
 
 #include "parallel/geometry/lora.h"
 #include "tests/testing/engine.h"
+#include "tests/testing/expect.h"
 #include "tests/testing/llama.h"
 #include "tests/testing/local_comm.h"
 #include "tests/testing/seed.h"
@@ -32,8 +32,8 @@ void expect_like_reference(const Case& c, double loss_bound, double bound) {
   note(c);
   const Outcome want = run_case(reference_of(c));
   const Outcome got = run_case(c);
-  ASSERT_TRUE(want.status.ok()) << want.status.to_string();
-  ASSERT_TRUE(got.status.ok()) << got.status.to_string();
+  ASSERT_OK(want.status);
+  ASSERT_OK(got.status);
   EXPECT_EQ(got.inconsistent, "");
   for (size_t s = 0; s < want.loss.size(); ++s) {
     EXPECT_NEAR(got.loss[s] / want.loss[s], 1, loss_bound) << "step " << s;
@@ -105,8 +105,7 @@ TEST(Engine, ReportsProgressAtEveryLayerOfAPass) {
       before = now;
       ++polls;
     });
-    ASSERT_TRUE(
-        engine->run({.microbatches = {&mb, 1}, .global_tokens = 8}).ok());
+    ASSERT_OK(engine->run({.microbatches = {&mb, 1}, .global_tokens = 8}));
     EXPECT_GE(polls, 3 * kLayers);
   }
 }
@@ -131,7 +130,7 @@ TEST(Engine, ParameterRulesApplyOnAnyMesh) {
          .weight_decay = table[i].decay ? 0.1 : 0,
          .frozen = i < 2});
   const Outcome want = run_case(c);
-  ASSERT_TRUE(want.status.ok()) << want.status.to_string();
+  ASSERT_OK(want.status);
   EXPECT_LT(want.norm[0], plain.norm[0]);
   for (size_t i = 0; i < table.size(); ++i)
     for (int64_t e = 0; e < table[i].numel(); ++e) {
@@ -148,7 +147,7 @@ TEST(Engine, ParameterRulesApplyOnAnyMesh) {
     split.layout = {.dp = 2, .tp = 2};
     split.options.zero.stage = 1;
     const Outcome got = run_case(split);
-    ASSERT_TRUE(got.status.ok()) << got.status.to_string();
+    ASSERT_OK(got.status);
     EXPECT_NEAR(got.norm[0] / want.norm[0], 1, 1e-5);
     EXPECT_LE(largest_difference(c.model, got.weights, want.weights).value,
               1e-4);
@@ -169,7 +168,7 @@ TEST(Engine, TokensWithoutATargetDoNotCount) {
   c.options.num_microbatches = c.sequences = 4;
   c.masked = Masked::kAllButTheFirstSequence;
   const Outcome got = run_case(c);
-  ASSERT_TRUE(got.status.ok()) << got.status.to_string();
+  ASSERT_OK(got.status);
   for (size_t s = 0; s < want.loss.size(); ++s) {
     EXPECT_NEAR(got.loss[s] / want.loss[s], 1, 1e-5);
     EXPECT_NEAR(got.norm[s] / want.norm[s], 1, 1e-5);
@@ -189,12 +188,12 @@ TEST(Engine, ZeroStagesAndSchedulesGiveTheSameBits) {
     base.options.chunks = 1;
     base.options.schedule = geometry::ScheduleKind::k1F1B;
     const Outcome want = run_case(base);
-    ASSERT_TRUE(want.status.ok()) << want.status.to_string();
+    ASSERT_OK(want.status);
     const auto expect_same = [&](const Case& c) {
       SCOPED_TRACE(c.to_string());
       note(c);
       const Outcome got = run_case(c);
-      ASSERT_TRUE(got.status.ok()) << got.status.to_string();
+      ASSERT_OK(got.status);
       EXPECT_EQ(got.loss, want.loss);
       EXPECT_EQ(got.norm, want.norm);
       EXPECT_EQ(got.first_grad, want.first_grad);
@@ -238,8 +237,8 @@ TEST(Engine, OutOfPlaceUpdatesGiveTheSameBits) {
     const Outcome want = run_case(c);
     c.out_of_place = true;
     const Outcome got = run_case(c);
-    ASSERT_TRUE(want.status.ok()) << want.status.to_string();
-    ASSERT_TRUE(got.status.ok()) << got.status.to_string();
+    ASSERT_OK(want.status);
+    ASSERT_OK(got.status);
     EXPECT_EQ(got.loss, want.loss);
     EXPECT_EQ(got.norm, want.norm);
     EXPECT_EQ(got.weights, want.weights);
@@ -260,7 +259,7 @@ TEST(Engine, ASkippedStepMakesNoUpdate) {
     const Outcome two = run_case(c);
     c.steps = 1;
     const Outcome one = run_case(c);
-    ASSERT_TRUE(two.status.ok()) << two.status.to_string();
+    ASSERT_OK(two.status);
     EXPECT_EQ(two.weights, one.weights);
     c.steps = 3;
     const Outcome three = run_case(c);

@@ -1,12 +1,11 @@
 // Messages between pipeline stages alone, with passes simulated by the test.
 #include "worker/engine/pipe_links.h"
 
-#include <gtest/gtest.h>
-
 #include <chrono>
 #include <thread>
 
 #include "parallel/geometry/schedule.h"
+#include "tests/testing/expect.h"
 #include "tests/testing/local_comm.h"
 
 namespace remesh::engine {
@@ -53,7 +52,7 @@ class Rank {
         messages.push_back({.from = from % schedule_.pp,
                             .tag = tag(op, from),
                             .elements = kElements});
-    ASSERT_TRUE(links_.expect(std::move(messages)).ok());
+    ASSERT_OK(links_.expect(std::move(messages)));
     for (const PipeOp& op : ops) evaluate ? forward(op) : run(op);
     links_.finish();
   }
@@ -76,14 +75,12 @@ class Rank {
   void receive(const PipeOp& op) {
     const int from = source(op);
     if (from < 0) return;
-    const auto in = links_.receive();
-    ASSERT_TRUE(in.ok());
-    EXPECT_EQ((*in)[kElements - 1], value(from, op.microbatch));
+    ASSERT_OK_AND(const auto in, links_.receive());
+    EXPECT_EQ(in[kElements - 1], value(from, op.microbatch));
   }
   void send_copy(const PipeOp& op, int to) {
     const std::vector<float> out(kElements, value(stage(op), op.microbatch));
-    ASSERT_TRUE(
-        links_.send_copy(out, to % schedule_.pp, tag(op, stage(op))).ok());
+    ASSERT_OK(links_.send_copy(out, to % schedule_.pp, tag(op, stage(op))));
   }
 
   void forward(const PipeOp& op) {
@@ -166,9 +163,8 @@ TEST(PipeLinks, ARankHoldsOneCopyHoweverSlowItsNeighbour) {
     PipeLinks links(*backend, kElements, waited_s);
     links.connect(*comms[0]);
     for (int i = 0; i < kMessages; ++i)
-      ASSERT_TRUE(
-          links.send_copy(std::vector<float>(kElements, value(0, i)), 1, i)
-              .ok());
+      ASSERT_OK(
+          links.send_copy(std::vector<float>(kElements, value(0, i)), 1, i));
     links.finish();
     EXPECT_EQ(links.bytes(), kBytes);
   });
@@ -180,11 +176,10 @@ TEST(PipeLinks, ARankHoldsOneCopyHoweverSlowItsNeighbour) {
   std::vector<PipeLinks::Message> messages;
   for (int i = 0; i < kMessages; ++i)
     messages.push_back({.from = 0, .tag = i, .elements = kElements});
-  ASSERT_TRUE(links.expect(std::move(messages)).ok());
+  ASSERT_OK(links.expect(std::move(messages)));
   for (int i = 0; i < kMessages; ++i) {
-    const auto in = links.receive();
-    ASSERT_TRUE(in.ok());
-    EXPECT_EQ((*in)[0], value(0, i));
+    ASSERT_OK_AND(const auto in, links.receive());
+    EXPECT_EQ(in[0], value(0, i));
   }
   EXPECT_EQ(links.bytes(), 3 * kBytes);
 }

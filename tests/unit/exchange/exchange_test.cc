@@ -2,8 +2,6 @@
 // bit-exact, from any sufficient set of sources, by messages and shared memory.
 #include "checkpoint/exchange/exchange.h"
 
-#include <gtest/gtest.h>
-
 #include <algorithm>
 #include <chrono>
 #include <cstdlib>
@@ -11,6 +9,7 @@
 #include <set>
 #include <thread>
 
+#include "tests/testing/expect.h"
 #include "tests/testing/llama.h"
 #include "tests/testing/local_comm.h"
 #include "tests/testing/seed.h"
@@ -126,7 +125,7 @@ void exchange_once(std::mt19937& random, int* unreachable, int* reused,
       ++*unreachable;
       return;
     }
-    ASSERT_TRUE(plan.ok()) << plan.status().to_string();
+    ASSERT_OK(plan);
     plans[p] = std::move(*plan);
     ASSERT_EQ(plans[p].digest, plans[0].digest);
     check_plan(table, c, static_cast<int>(p), plans[p]);
@@ -156,7 +155,7 @@ void exchange_once(std::mt19937& random, int* unreachable, int* reused,
   });
   std::set<int> taken;
   for (size_t i = 0; i < n; ++i) {
-    ASSERT_TRUE(done[i].ok()) << done[i].to_string();
+    ASSERT_OK(done[i]);
     *received += static_cast<int64_t>(plans[i].receive.size());
     if (static_cast<int>(i) >= c.to.layout.world()) continue;
     const State want = state_of(table, c.to, static_cast<int>(i), salt);
@@ -202,7 +201,7 @@ TEST(Exchange, RanksThatReuseMoveNothing) {
   const std::vector<Process> processes = {{0, 0}, {1, 1}, {3, 3}};
   for (int me = 0; me < 3; ++me) {
     const auto plan = plan_exchange(table, from, sources, to, processes, me);
-    ASSERT_TRUE(plan.ok());
+    ASSERT_OK(plan);
     EXPECT_EQ(plan->reuse, me);
     EXPECT_TRUE(plan->local.empty() && plan->receive.empty() &&
                 plan->send.empty());
@@ -218,9 +217,9 @@ TEST(Exchange, HoldersOfOneStateShareTheSending) {
   std::vector<Process> processes;
   for (int w = 0; w < 6; ++w) processes.push_back({w, w});
   for (int me = 0; me < 2; ++me) {
-    const auto plan = plan_exchange(table, from, sources, to, processes, me);
-    ASSERT_TRUE(plan.ok());
-    EXPECT_EQ(plan->send.size(), 2U);
+    ASSERT_OK_AND(const auto plan,
+                  plan_exchange(table, from, sources, to, processes, me));
+    EXPECT_EQ(plan.send.size(), 2U);
   }
 }
 

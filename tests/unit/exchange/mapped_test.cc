@@ -2,13 +2,12 @@
 // absent.
 #include "checkpoint/exchange/mapped.h"
 
-#include <gtest/gtest.h>
-
 #include <algorithm>
 #include <vector>
 
 #include "checkpoint/memory/stream_copy.h"
 #include "proto/base/rng.h"
+#include "tests/testing/expect.h"
 #include "tests/testing/temp_dir.h"
 
 namespace remesh::exchange {
@@ -62,7 +61,7 @@ struct Two {
     EXPECT_TRUE(c.damaged.empty());
     for (const auto& s : c.states) {
       EXPECT_TRUE(s.info.replica && s.info.content && s.info.rank == kRank);
-      EXPECT_TRUE(copy->verify_content(s).ok());
+      EXPECT_OK(copy->verify_content(s));
       const auto v = copy->read(s.buffer, kElements);
       for (size_t k = 0; k < kNumStateVectors; ++k)
         for (size_t i = 0; i < v[k].size(); ++i)
@@ -94,7 +93,7 @@ TEST(MappedReplica, FollowsItsOwner) {
       }
     }
     EXPECT_GT(polls, 10);
-    EXPECT_TRUE(t.replica.status().ok());
+    EXPECT_OK(t.replica.status());
     EXPECT_EQ(t.newest(), step);
   }
   // The same step of another generation is another state.

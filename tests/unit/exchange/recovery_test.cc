@@ -6,7 +6,6 @@
 // A generation is a process, its ranks are threads; each host has one worker,
 // whose segments are files in its own folder. The update is a function of step,
 // parameter and element, so that every bit can be checked on any mesh.
-#include <gtest/gtest.h>
 #include <signal.h>
 #include <sys/mman.h>
 #include <sys/prctl.h>
@@ -26,6 +25,7 @@
 #include "checkpoint/memory/replica_placement.h"
 #include "checkpoint/memory/segment_directory.h"
 #include "coordinator/core/state_choice.h"
+#include "tests/testing/expect.h"
 #include "tests/testing/local_comm.h"
 #include "tests/testing/seed.h"
 #include "tests/testing/temp_dir.h"
@@ -284,7 +284,7 @@ std::vector<Holding> inventory_of(const std::string& root,
     for (const auto& file : memory::list_segments(folder, kJob)) {
       files->push_back(file.path);
       const auto s = StateSegment::open(file.path, kJob, Mode::kRead);
-      EXPECT_TRUE(s.ok()) << s.status().to_string();
+      EXPECT_OK(s);
       for (const auto& c : (*s)->contents().states) {
         State state(c.info.elements);
         const auto v = (*s)->read(c.buffer, c.info.elements);

@@ -1,7 +1,6 @@
 // Replicas are complete or absent.
 #include "checkpoint/exchange/replica.h"
 
-#include <gtest/gtest.h>
 #include <signal.h>
 #include <sys/mman.h>
 #include <sys/prctl.h>
@@ -16,6 +15,7 @@
 
 #include "checkpoint/memory/replica_placement.h"
 #include "proto/base/check.h"
+#include "tests/testing/expect.h"
 #include "tests/testing/local_comm.h"
 #include "tests/testing/seed.h"
 #include "tests/testing/temp_dir.h"
@@ -66,7 +66,7 @@ int64_t newest_step(const StateSegment& s, int rank) {
   for (const auto& state : c.states) {
     EXPECT_EQ(state.info.rank, rank);
     const auto v = s.read(state.buffer, state.info.elements);
-    EXPECT_TRUE(s.verify_content(state).ok());
+    EXPECT_OK(s.verify_content(state));
     for (size_t k = 0; k < kNumStateVectors; ++k)
       for (size_t i = 0; i < v[k].size(); ++i)
         if (v[k][i] != value(rank, state.info.step, k, i)) {
@@ -136,7 +136,7 @@ TEST(Replica, EveryStepIsReplicatedDuringTheUpdates) {
           (void)rank.replicator->poll();
         // The update of the next step writes the other buffer concurrently.
         c = update(*rank.own, r, step, kRanks);
-        EXPECT_TRUE(rank.replicator->finish().ok());
+        EXPECT_OK(rank.replicator->finish());
         EXPECT_TRUE(rank.replicator->done());
         for (size_t k = 0; k < rank.kept.size(); ++k) {
           const int of = p.kept[static_cast<size_t>(r)][k];
@@ -175,9 +175,8 @@ TEST(Replica, APartialReplicaReplacesNothing) {
       (void)to.poll();
     }
   };
-  const auto seen =
-      StateSegment::open(dir / "copy", kJob, StateSegment::Mode::kRead);
-  ASSERT_TRUE(seen.ok());
+  ASSERT_OK_AND(const auto seen, StateSegment::open(dir / "copy", kJob,
+                                                    StateSegment::Mode::kRead));
   int64_t whole = -1;
   for (int64_t step = 1; step < 6; ++step) {
     const auto c = update(*own, 0, step, 1);
@@ -187,7 +186,7 @@ TEST(Replica, APartialReplicaReplacesNothing) {
     while (!to.done()) {
       both(1);
       ++polls;
-      const int64_t now = newest_step(**seen, 0);
+      const int64_t now = newest_step(*seen, 0);
       EXPECT_EQ(now, to.done() ? step : whole);
     }
     EXPECT_GT(polls, 10);
@@ -220,7 +219,7 @@ TEST(Replica, ADamagedReplicaReplacesNothing) {
         EXPECT_EQ(last.code(), Code::kCorrupt) << "message " << flipped;
         EXPECT_EQ(newest_step(*copy, 0), 1);
       } else {
-        EXPECT_TRUE(last.ok()) << last.to_string();
+        EXPECT_OK(last);
         EXPECT_EQ(newest_step(*copy, 0), step);
       }
     }
@@ -243,7 +242,7 @@ TEST(Replica, AnEmptyStateIsComplete) {
   from.start(c);
   to.start(c);
   poll_both(from, to);
-  EXPECT_TRUE(to.finish().ok());
+  EXPECT_OK(to.finish());
   EXPECT_EQ((*copy)->contents().states.size(), 1U);
 }
 

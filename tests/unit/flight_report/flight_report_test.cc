@@ -1,7 +1,6 @@
 // A rank's flight record as text and as a file.
 #include "worker/agent/shell/flight_report.h"
 
-#include <gtest/gtest.h>
 #include <signal.h>
 
 #include <filesystem>
@@ -9,6 +8,7 @@
 #include <nlohmann/json.hpp>
 
 #include "proto/base/process.h"
+#include "tests/testing/expect.h"
 #include "tests/testing/temp_dir.h"
 #include "worker/agent/shell/rank_logs.h"
 
@@ -196,7 +196,7 @@ TEST_F(FlightFile, FilesOfTheNewestGenerationsAreKept) {
   for (const int64_t g : {2, 9, 10, 1001, 30})
     for (int rank = 0; rank < 2; ++rank) {
       const FlightAbout about{.generation = g, .rank = rank};
-      ASSERT_TRUE(write_flight(traces, about, "{}", 3).ok());
+      ASSERT_OK(write_flight(traces, about, "{}", 3));
     }
   std::set<std::string> names;
   for (const auto& e : std::filesystem::directory_iterator(traces))

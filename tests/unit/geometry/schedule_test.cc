@@ -1,11 +1,10 @@
 #include "parallel/geometry/schedule.h"
 
-#include <gtest/gtest.h>
-
 #include <algorithm>
 #include <set>
 
 #include "parallel/geometry/batch.h"
+#include "tests/testing/expect.h"
 
 namespace remesh::geometry {
 namespace {
@@ -34,12 +33,10 @@ constexpr PassCosts kEqual{};  // forward = backward = weight = 1
 
 TEST(Schedule, EveryScheduleRunsEveryPassOnceWithoutDeadlock) {
   for (const Case& c : cases()) {
-    const auto s = make_schedule(c.kind, c.pp, c.m, c.v);
-    ASSERT_TRUE(s.ok()) << s.status().to_string();
-    const auto t = simulate(*s, {.transfer = 0.3});
-    EXPECT_TRUE(t.ok()) << schedule_name(c.kind) << " pp " << c.pp << " m "
-                        << c.m << " v " << c.v << ": "
-                        << t.status().to_string();
+    ASSERT_OK_AND(const auto s, make_schedule(c.kind, c.pp, c.m, c.v));
+    EXPECT_OK(simulate(s, {.transfer = 0.3}))
+        << schedule_name(c.kind) << " pp " << c.pp << " m " << c.m << " v "
+        << c.v;
   }
 }
 
@@ -247,10 +244,10 @@ TEST(StepSchedule, HasAPassForEveryMicrobatchOfAnyRank) {
             EXPECT_FALSE(schedule.ok());
             continue;
           }
-          ASSERT_TRUE(schedule.ok()) << schedule.status().to_string();
+          ASSERT_OK(schedule);
           EXPECT_GE(schedule->num_microbatches, most);
           EXPECT_LT(schedule->num_microbatches, most + (chunks > 1 ? pp : 1));
-          EXPECT_TRUE(simulate(*schedule, {}).ok());
+          EXPECT_OK(simulate(*schedule, {}));
         }
 }
 
@@ -261,12 +258,13 @@ TEST(StepSchedule, LeavingOutMicrobatchesDeadlocksNoSchedule) {
     for (const int pp : {2, 3, 4})
       for (const int chunks : {1, 2})
         for (int missing = 0; missing < 4; ++missing) {
-          const auto schedule = step_schedule(
-              kind, pp, kind == ScheduleKind::kInterleaved1F1B ? chunks : 1,
-              2 * pp);
-          ASSERT_TRUE(schedule.ok());
-          const int v = schedule->chunks;
-          auto left = schedule->ranks;
+          ASSERT_OK_AND(
+              const auto schedule,
+              step_schedule(kind, pp,
+                            kind == ScheduleKind::kInterleaved1F1B ? chunks : 1,
+                            2 * pp));
+          const int v = schedule.chunks;
+          auto left = schedule.ranks;
           for (auto& ops : left)
             std::erase_if(ops, [&](const PipeOp& op) {
               return op.microbatch >= 2 * pp - missing;

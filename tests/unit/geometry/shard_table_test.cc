@@ -1,12 +1,11 @@
 // ShardTable and ZeroPlan: over a mesh every element is owned exactly once.
 #include "parallel/geometry/shard_table.h"
 
-#include <gtest/gtest.h>
-
 #include <map>
 #include <random>
 
 #include "parallel/geometry/zero.h"
+#include "tests/testing/expect.h"
 #include "tests/testing/initial_value.h"
 #include "tests/testing/llama.h"
 #include "tests/testing/pieces.h"
@@ -51,15 +50,14 @@ TEST(ShardTable, OneRankHoldsTheParamTable) {
   std::mt19937 random(1);
   for (int i = 0; i < 20; ++i) {
     const ParamTable table = ParamTable::make(random_config(random));
-    const auto t =
-        ShardTable::make(table, {}, {}, {0, table.config().n_layers});
-    ASSERT_TRUE(t.ok());
-    ASSERT_EQ(t->size(), table.size());
-    EXPECT_EQ(t->num_elements(), table.num_elements());
+    ASSERT_OK_AND(const auto t, ShardTable::make(table, {}, {},
+                                                 {0, table.config().n_layers}));
+    ASSERT_EQ(t.size(), table.size());
+    EXPECT_EQ(t.num_elements(), table.num_elements());
     for (size_t k = 0; k < table.size(); ++k) {
-      EXPECT_EQ((*t)[k].param, k);
-      EXPECT_EQ((*t)[k].offset, table.offset(k));
-      EXPECT_TRUE((*t)[k].owner);
+      EXPECT_EQ(t[k].param, k);
+      EXPECT_EQ(t[k].offset, table.offset(k));
+      EXPECT_TRUE(t[k].owner);
     }
   }
 }
@@ -88,28 +86,28 @@ TEST(ShardTable, EveryElementIsOwnedOnceAndNormsCountItOnce) {
                            .shard_group = z};
     for (int r = 0; r < layout.world(); ++r) {
       const Coord me = layout.coord(r);
-      const auto t = ShardTable::make(table, layout, me, *bounds, chunks);
-      ASSERT_TRUE(t.ok()) << t.status().to_string();
+      ASSERT_OK_AND(const auto t,
+                    ShardTable::make(table, layout, me, *bounds, chunks));
       if (me.dp == 0 && me.cp == 0)
         count(table, t->pieces(0, t->num_elements(), /*owned=*/true), owned);
       const auto plan = ZeroPlan::make(*t, zero, n, me.dp * layout.cp + me.cp);
       ASSERT_TRUE(plan.ok());
       int64_t at = 0;
-      for (size_t u = 0; u < t->units().size(); ++u) {
-        EXPECT_EQ(t->units()[u].begin, at);
-        at = t->units()[u].end;
-        const FlatRange norm = plan->norm_range(u);
-        const FlatRange update = plan->update_range(u);
+      for (size_t u = 0; u < t.units().size(); ++u) {
+        EXPECT_EQ(t.units()[u].begin, at);
+        at = t.units()[u].end;
+        const FlatRange norm = plan.norm_range(u);
+        const FlatRange update = plan.update_range(u);
         EXPECT_GE(norm.begin, update.begin);
         EXPECT_LE(norm.end, update.end);
         count(table, t->pieces(norm.begin, norm.end, /*owned=*/true), counted);
       }
-      EXPECT_EQ(at, t->num_elements());
+      EXPECT_EQ(at, t.num_elements());
       // Initial values equal those of the table.
-      std::vector<float> values(static_cast<size_t>(t->num_elements()));
-      t->initial_values(7, 0, values);
-      const int64_t e = static_cast<int64_t>(random()) % t->num_elements();
-      const Piece p = t->pieces(e, e + 1)[0];
+      std::vector<float> values(static_cast<size_t>(t.num_elements()));
+      t.initial_values(7, 0, values);
+      const int64_t e = static_cast<int64_t>(random()) % t.num_elements();
+      const Piece p = t.pieces(e, e + 1)[0];
       const int64_t global =
           p.rect.row * table[p.param].shape.back() + p.rect.col;
       EXPECT_EQ(values[static_cast<size_t>(e)],
@@ -140,10 +138,9 @@ TEST(ShardTable, EveryStageHasALayer) {
 TEST(ShardTable, KeysAndValuesAreSharedWhenRanksOutnumberHeads) {
   const ParamTable table = ParamTable::make(llama(32, 1, 8, 2, 16, 16));
   for (int tp = 0; tp < 8; ++tp) {
-    const auto t =
-        ShardTable::make(table, {.tp = 8}, {.tp = tp}, StageBounds{0, 1});
-    ASSERT_TRUE(t.ok());
-    const ShardParam& k = (*t)[static_cast<size_t>(t->find(Role::kKey, 0))];
+    ASSERT_OK_AND(const auto t, ShardTable::make(table, {.tp = 8}, {.tp = tp},
+                                                 StageBounds{0, 1}));
+    const ShardParam& k = t[static_cast<size_t>(t.find(Role::kKey, 0))];
     EXPECT_EQ(k.tp_group, 4);
     EXPECT_EQ(k.rect.row, tp / 4 * 4);
     EXPECT_EQ(k.owner, tp % 4 == 0);
@@ -153,14 +150,14 @@ TEST(ShardTable, KeysAndValuesAreSharedWhenRanksOutnumberHeads) {
 
 TEST(Zero, ErrorsNameTheAllowedValues) {
   const ParamTable table = ParamTable::make(llama(8, 1, 2, 2, 8, 8));
-  const auto t = ShardTable::make(table, {.dp = 6}, {}, StageBounds{0, 1});
-  ASSERT_TRUE(t.ok());
-  EXPECT_FALSE(ZeroPlan::make(*t, {.stage = 4}, 6, 0).ok());
-  EXPECT_FALSE(ZeroPlan::make(*t, {.stage = 1, .shard_group = 4}, 6, 0).ok());
-  const auto p = ZeroPlan::make(*t, {.stage = 1, .shard_group = 3}, 6, 4);
-  ASSERT_TRUE(p.ok());
-  EXPECT_EQ(p->shard_index(), 1);
-  EXPECT_EQ(p->replica_index(), 1);
+  ASSERT_OK_AND(const auto t,
+                ShardTable::make(table, {.dp = 6}, {}, StageBounds{0, 1}));
+  EXPECT_FALSE(ZeroPlan::make(t, {.stage = 4}, 6, 0).ok());
+  EXPECT_FALSE(ZeroPlan::make(t, {.stage = 1, .shard_group = 4}, 6, 0).ok());
+  ASSERT_OK_AND(const auto p,
+                ZeroPlan::make(t, {.stage = 1, .shard_group = 3}, 6, 4));
+  EXPECT_EQ(p.shard_index(), 1);
+  EXPECT_EQ(p.replica_index(), 1);
 }
 
 }  // namespace

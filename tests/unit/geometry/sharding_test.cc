@@ -2,13 +2,12 @@
 // the same.
 #include "parallel/geometry/sharding.h"
 
-#include <gtest/gtest.h>
-
 #include <algorithm>
 #include <map>
 #include <random>
 #include <set>
 
+#include "tests/testing/expect.h"
 #include "tests/testing/llama.h"
 #include "tests/testing/pieces.h"
 #include "tests/testing/random_mesh.h"
@@ -30,10 +29,9 @@ TEST(Sharding, PiecesFillTheVectorsAndReplicaGroupsHoldTheSame) {
     std::map<int, std::vector<Piece>> of_group;
     std::set<std::pair<size_t, int64_t>> held;
     for (int r = 0; r < s.layout.world(); ++r) {
-      const auto mine = make_rank_shard(table, s, r);
-      ASSERT_TRUE(mine.ok()) << mine.status().to_string();
-      const auto pieces = held_pieces(*mine);
-      std::vector<int> count(static_cast<size_t>(mine->zero.state_elements()),
+      ASSERT_OK_AND(const auto mine, make_rank_shard(table, s, r));
+      const auto pieces = held_pieces(mine);
+      std::vector<int> count(static_cast<size_t>(mine.zero.state_elements()),
                              0);
       for_each_element(table, pieces, [&](int64_t at, size_t param, int64_t e) {
         ++count[static_cast<size_t>(at)];
@@ -97,7 +95,7 @@ TEST(Sharding, ARankThatHoldsNothingMayBeMissing) {
       .layout = {.dp = 64}, .bounds = {0, 2}, .zero = {.stage = 1}};
   std::vector<int> ranks;
   for (int r = 0; r < 40; ++r) ranks.push_back(r);
-  EXPECT_TRUE(check_complete(table, many, ranks).ok());
+  EXPECT_OK(check_complete(table, many, ranks));
   ranks.erase(ranks.begin());
   EXPECT_EQ(check_complete(table, many, ranks).code(), Code::kUnavailable);
   EXPECT_EQ(check_complete(table, many, {}).code(), Code::kUnavailable);
@@ -109,7 +107,7 @@ TEST(Sharding, ARankThatHoldsNothingMayBeMissing) {
 TEST(Sharding, ARankOutsideTheMeshIsRefused) {
   const ParamTable table = ParamTable::make(llama(8, 2, 2, 1, 8, 16));
   const Sharding s{.layout = {.dp = 2}, .bounds = {0, 2}};
-  EXPECT_TRUE(make_rank_shard(table, s, 1).ok());
+  EXPECT_OK(make_rank_shard(table, s, 1));
   EXPECT_FALSE(make_rank_shard(table, s, 2).ok());
   EXPECT_FALSE(make_rank_shard(table, s, -1).ok());
   Sharding no_bounds = s;

@@ -1,7 +1,5 @@
 #include "parallel/geometry/slice.h"
 
-#include <gtest/gtest.h>
-
 #include <cmath>
 #include <map>
 #include <numeric>
@@ -10,6 +8,7 @@
 
 #include "parallel/geometry/batch.h"
 #include "parallel/geometry/schedule.h"
+#include "tests/testing/expect.h"
 #include "tests/testing/llama.h"
 #include "tests/testing/pieces.h"
 #include "tests/testing/seed.h"
@@ -116,7 +115,7 @@ TEST_F(Slice, AShardHasCompleteHeadsAndTheKeysOfItsQueries) {
 
 TEST(SliceErrors, ALayoutThatDoesNotFitIsRefusedWithTheAllowedDegrees) {
   const ModelConfig c = llama(48, 3, 12, 6, 64, 257);
-  EXPECT_TRUE(validate_layout(c, {.pp = 3, .tp = 6}).ok());
+  EXPECT_OK(validate_layout(c, {.pp = 3, .tp = 6}));
   EXPECT_NE(validate_layout(c, {.tp = 4}).message().find("allowed: 1, 2, 3, 6"),
             std::string::npos);
   EXPECT_NE(validate_layout(c, {.pp = 4}).message().find("allowed: 1 to 3"),

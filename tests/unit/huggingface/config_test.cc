@@ -1,9 +1,8 @@
 #include "checkpoint/huggingface/config.h"
 
-#include <gtest/gtest.h>
-
 #include <nlohmann/json.hpp>
 
+#include "tests/testing/expect.h"
 #include "tests/unit/huggingface/files.h"
 
 namespace remesh::huggingface {
@@ -14,8 +13,8 @@ using Json = nlohmann::json;
 TEST(Config, BothFormsHaveTheSameMeaning) {
   const auto before = parse_config(kOldConfig, "config.json");
   const auto now = parse_config(kNewConfig, "config.json");
-  ASSERT_TRUE(before.ok()) << before.status().to_string();
-  ASSERT_TRUE(now.ok()) << now.status().to_string();
+  ASSERT_OK(before);
+  ASSERT_OK(now);
   EXPECT_EQ(before->model, now->model);
   const geometry::ModelConfig expected = {.dim = 4096,
                                           .n_layers = 32,
@@ -33,30 +32,28 @@ TEST(Config, BothFormsHaveTheSameMeaning) {
 }
 
 TEST(Config, MissingKeysHaveTheDefaultsOfTransformers) {
-  const auto c = parse_config(R"({"model_type": "llama", "hidden_size": 64,
+  ASSERT_OK_AND(const auto c,
+                parse_config(R"({"model_type": "llama", "hidden_size": 64,
     "intermediate_size": 172, "num_hidden_layers": 5, "vocab_size": 512,
     "num_attention_heads": 8, "rope_scaling": null})",
-                              "c");
-  ASSERT_TRUE(c.ok()) << c.status().to_string();
-  EXPECT_EQ(c->model.n_kv_heads, 8);
-  EXPECT_EQ(c->model.norm_eps, 1e-6);
-  EXPECT_EQ(c->model.rope_theta, 10000);
-  EXPECT_FALSE(c->model.tie_embeddings);
-  EXPECT_FALSE(c->model.rope_scaled);
-  EXPECT_EQ(c->bos_token_id, "");
+                             "c"));
+  EXPECT_EQ(c.model.n_kv_heads, 8);
+  EXPECT_EQ(c.model.norm_eps, 1e-6);
+  EXPECT_EQ(c.model.rope_theta, 10000);
+  EXPECT_FALSE(c.model.tie_embeddings);
+  EXPECT_FALSE(c.model.rope_scaled);
+  EXPECT_EQ(c.bos_token_id, "");
 }
 
 // It changes no result of the model, only how others train it.
 TEST(Config, DropoutIsIgnored) {
-  const auto plain = parse_config(kOldConfig, "c");
-  ASSERT_TRUE(plain.ok()) << plain.status().to_string();
+  ASSERT_OK_AND(const auto plain, parse_config(kOldConfig, "c"));
   for (const char* key :
        {"attention_dropout", "resid_pdrop", "embd_pdrop", "hidden_dropout"}) {
     Json json = Json::parse(kOldConfig);
     json[key] = 0.1;
-    const auto c = parse_config(json.dump(), "c");
-    ASSERT_TRUE(c.ok()) << c.status().to_string();
-    EXPECT_EQ(c->model, plain->model) << key;
+    ASSERT_OK_AND(const auto c, parse_config(json.dump(), "c"));
+    EXPECT_EQ(c.model, plain.model) << key;
   }
 }
 
@@ -85,11 +82,10 @@ TEST(Config, WhatIsWrittenIsReadInBothForms) {
       Json json = Json::parse(written);
       EXPECT_EQ(json["dtype"], "bfloat16");
       const auto same = [&](const Json& j) {
-        const auto read = parse_config(j.dump(), "c");
-        ASSERT_TRUE(read.ok()) << read.status().to_string();
-        EXPECT_EQ(read->model, c->model);
-        EXPECT_EQ(read->max_position, c->max_position);
-        EXPECT_EQ(read->eos_token_id, c->eos_token_id);
+        ASSERT_OK_AND(const auto read, parse_config(j.dump(), "c"));
+        EXPECT_EQ(read.model, c->model);
+        EXPECT_EQ(read.max_position, c->max_position);
+        EXPECT_EQ(read.eos_token_id, c->eos_token_id);
       };
       same(json);
       Json old = json;
@@ -109,19 +105,17 @@ TEST(Config, ReadsMistral) {
   json["rope_scaling"] = nullptr;
   json["sliding_window"] = 4096;
   json["head_dim"] = 160;
-  const auto c = parse_config(json.dump(), "c");
-  ASSERT_TRUE(c.ok()) << c.status().to_string();
-  EXPECT_EQ(c->model.arch, "mistral");
-  EXPECT_EQ(c->model.sliding_window, 4096);
-  EXPECT_EQ(c->model.head_dim(), 160);
-  EXPECT_EQ(c->model.q_dim(), 5120);
-  EXPECT_EQ(parse_config(config_json(*c, Dtype::kBf16), "c")->model, c->model);
+  ASSERT_OK_AND(const auto c, parse_config(json.dump(), "c"));
+  EXPECT_EQ(c.model.arch, "mistral");
+  EXPECT_EQ(c.model.sliding_window, 4096);
+  EXPECT_EQ(c.model.head_dim(), 160);
+  EXPECT_EQ(c.model.q_dim(), 5120);
+  EXPECT_EQ(parse_config(config_json(c, Dtype::kBf16), "c")->model, c.model);
   json["sliding_window"] = nullptr;
-  const auto full = parse_config(json.dump(), "c");
-  ASSERT_TRUE(full.ok()) << full.status().to_string();
-  EXPECT_EQ(full->model.sliding_window, 0);
-  EXPECT_EQ(parse_config(config_json(*full, Dtype::kBf16), "c")->model,
-            full->model);
+  ASSERT_OK_AND(const auto full, parse_config(json.dump(), "c"));
+  EXPECT_EQ(full.model.sliding_window, 0);
+  EXPECT_EQ(parse_config(config_json(full, Dtype::kBf16), "c")->model,
+            full.model);
   json.erase("sliding_window");
   EXPECT_EQ(parse_config(json.dump(), "c")->model.sliding_window, 4096);
 }
@@ -135,13 +129,11 @@ TEST(Config, ReadsQwen) {
     json["model_type"] = type;
     json["architectures"] = {architecture};
     json["hidden_size"] = 2048;
-    const auto c = parse_config(json.dump(), "c");
-    ASSERT_TRUE(c.ok()) << c.status().to_string();
-    EXPECT_EQ(c->model.arch, type);
+    ASSERT_OK_AND(const auto c, parse_config(json.dump(), "c"));
+    EXPECT_EQ(c.model.arch, type);
     // Qwen 3's head is 128 wide unless the file says otherwise.
-    EXPECT_EQ(c->model.head_dim(), c->model.arch == "qwen3" ? 128 : 64);
-    EXPECT_EQ(parse_config(config_json(*c, Dtype::kBf16), "c")->model,
-              c->model);
+    EXPECT_EQ(c.model.head_dim(), c.model.arch == "qwen3" ? 128 : 64);
+    EXPECT_EQ(parse_config(config_json(c, Dtype::kBf16), "c")->model, c.model);
   }
 }
 

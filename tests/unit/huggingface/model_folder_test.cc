@@ -1,9 +1,8 @@
 #include "checkpoint/huggingface/model_folder.h"
 
-#include <gtest/gtest.h>
-
 #include <nlohmann/json.hpp>
 
+#include "tests/testing/expect.h"
 #include "tests/unit/huggingface/small_folder.h"
 
 namespace remesh::huggingface {
@@ -25,9 +24,9 @@ Status open(const SmallFolder& f) {
 TEST(ModelFolder, ReadsAnyRectangle) {
   for (const Dtype d : {Dtype::kFp32, Dtype::kBf16, Dtype::kFp16}) {
     const SmallFolder f(d);
-    const auto folder = ModelFolder::open(*posix_file_system(), f.path());
-    ASSERT_TRUE(folder.ok()) << folder.status().to_string();
-    EXPECT_EQ(folder->config().model, f.table.config());
+    ASSERT_OK_AND(const auto folder,
+                  ModelFolder::open(*posix_file_system(), f.path()));
+    EXPECT_EQ(folder.config().model, f.table.config());
     for (size_t p = 0; p < f.table.size(); ++p) {
       Tensor whole{.dtype = d, .shape = f.shapes[p].shape};
       whole.bytes = std::as_bytes(std::span(f.tensors[p]));
@@ -37,7 +36,7 @@ TEST(ModelFolder, ReadsAnyRectangle) {
       const geometry::Rect part{full.rows / 2, 1, full.rows - full.rows / 2,
                                 full.cols - 2};
       std::vector<float> out(static_cast<size_t>(part.rows * 100), -1);
-      folder->read(p, part, out.data(), 100);
+      folder.read(p, part, out.data(), 100);
       for (int64_t r = 0; r < part.rows; ++r)
         for (int64_t c = 0; c < part.cols; ++c)
           ASSERT_EQ(out[static_cast<size_t>(r * 100 + c)],
@@ -61,7 +60,7 @@ TEST(ModelFolder, FollowsTheIndexOfManyFiles) {
           Json{{"metadata", {{"total_size", 1}}}, {"weight_map", m}}.dump());
   };
   put_index(map);
-  EXPECT_TRUE(open(f).ok()) << open(f).to_string();
+  EXPECT_OK(open(f));
 
   Json changed = map;
   changed[f.shapes[0].name] = "b.safetensors";
@@ -90,7 +89,7 @@ TEST(ModelFolder, TheOnlyFileCountsBeforeAnIndex) {
   const SmallFolder f(Dtype::kBf16);
   f.put("model.safetensors.index.json",
         Json{{"weight_map", {{f.shapes[0].name, "gone.safetensors"}}}}.dump());
-  EXPECT_TRUE(open(f).ok()) << open(f).to_string();
+  EXPECT_OK(open(f));
   std::filesystem::remove(f.path() + "/model.safetensors");
   EXPECT_REFUSED(f, Code::kNotFound, "gone.safetensors");
 }
@@ -115,7 +114,7 @@ TEST(ModelFolder, RefusesTensorsThatAreNotTheModel) {
   EXPECT_REFUSED(f, Code::kInvalidArgument, "is no parameter of a llama model");
   f.shapes.back().name = "model.layers.1.self_attn.rotary_emb.inv_freq";
   f.put_weights();
-  EXPECT_TRUE(open(f).ok());
+  EXPECT_OK(open(f));
   std::filesystem::remove(f.path() + "/model.safetensors");
   EXPECT_REFUSED(f, Code::kNotFound, "has neither model.safetensors nor");
   std::filesystem::remove(f.path() + "/config.json");
@@ -126,11 +125,11 @@ TEST(ModelFolder, ATiedHeadMustEqualTheEmbedding) {
   geometry::ModelConfig model = small_model();
   model.tie_embeddings = true;
   SmallFolder f(Dtype::kBf16, model);
-  EXPECT_TRUE(open(f).ok());
+  EXPECT_OK(open(f));
   f.shapes.push_back({"lm_head.weight", f.shapes[0].shape});
   f.tensors.push_back(f.tensors[0]);
   f.put_weights();
-  EXPECT_TRUE(open(f).ok());
+  EXPECT_OK(open(f));
   f.tensors.back()[3] ^= 1;
   f.put_weights();
   EXPECT_REFUSED(f, Code::kInvalidArgument, "differs from the embedding");

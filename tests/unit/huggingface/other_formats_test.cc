@@ -1,12 +1,11 @@
 #include "checkpoint/huggingface/other_formats.h"
 
-#include <gtest/gtest.h>
-
 #include <algorithm>
 #include <nlohmann/json.hpp>
 #include <tuple>
 
 #include "checkpoint/huggingface/model_folder.h"
+#include "tests/testing/expect.h"
 #include "tests/unit/huggingface/small_folder.h"
 
 namespace remesh::huggingface {
@@ -78,12 +77,12 @@ std::string llama2c(const SmallFolder& f, int version) {
 }
 
 void expect_same(const SmallFolder& f, const std::string& path) {
-  const auto model = ModelFolder::open(*posix_file_system(), path);
-  ASSERT_TRUE(model.ok()) << model.status().to_string();
+  ASSERT_OK_AND(const auto model,
+                ModelFolder::open(*posix_file_system(), path));
   for (size_t p = 0; p < f.table.size(); ++p) {
     const geometry::Rect all = geometry::full_rect(f.table[p]);
     std::vector<float> values(static_cast<size_t>(all.numel()));
-    model->read(p, all, values.data(), all.cols);
+    model.read(p, all, values.data(), all.cols);
     std::string bytes(f.tensors[p].size(), '\0');
     write_elements(f.dtype, values, std::as_writable_bytes(std::span(bytes)));
     EXPECT_EQ(bytes, f.tensors[p]) << f.shapes[p].name;
@@ -98,12 +97,12 @@ TEST(OtherFormats, ReadsBothVersionsOfLlama2c) {
       f.put("model.bin", whole);
       const std::string path = f.path() + "/model.bin";
       expect_same(f, path);
-      const auto model = ModelFolder::open(*posix_file_system(), path);
-      ASSERT_TRUE(model.ok()) << model.status().to_string();
-      EXPECT_EQ(model->config().model, small_model_with(tied));
-      EXPECT_EQ(model->config().max_position, 5);
-      EXPECT_EQ(model->config().bos_token_id, "1");
-      EXPECT_EQ(model->config().eos_token_id, "1");
+      ASSERT_OK_AND(const auto model,
+                    ModelFolder::open(*posix_file_system(), path));
+      EXPECT_EQ(model.config().model, small_model_with(tied));
+      EXPECT_EQ(model.config().max_position, 5);
+      EXPECT_EQ(model.config().bos_token_id, "1");
+      EXPECT_EQ(model.config().eos_token_id, "1");
       for (const std::string& damaged : {whole.substr(0, whole.size() - 4),
                                          whole + "more", whole.substr(0, 20)})
         EXPECT_EQ(parse_llama2c(std::as_bytes(std::span(damaged)), "m")
@@ -144,7 +143,7 @@ TEST(OtherFormats, ParamsMeanWhatTheySayOrAreRefusedByName) {
   };
   const auto model = [&](const char* key, const nlohmann::json& value) {
     const auto made = read(key, value);
-    EXPECT_TRUE(made.ok()) << made.status().message();
+    EXPECT_OK(made);
     return made.ok() ? made->config.model : geometry::ModelConfig();
   };
   for (const char* key : {"sliding_window", "_sliding_window"}) {

@@ -1,9 +1,8 @@
 #include "checkpoint/huggingface/safetensors.h"
 
-#include <gtest/gtest.h>
-
 #include <vector>
 
+#include "tests/testing/expect.h"
 #include "tests/unit/huggingface/files.h"
 
 namespace remesh::huggingface {
@@ -23,19 +22,19 @@ Status parse_changed(const std::string& from, const std::string& to,
 
 TEST(Safetensors, FindsTensorsWhateverTheirOrder) {
   const std::string file = safetensors(kSmallHeader, kSmallBytes);
-  const auto tensors = parse_safetensors(as_bytes(file), "m.safetensors");
-  ASSERT_TRUE(tensors.ok()) << tensors.status().to_string();
-  ASSERT_EQ(tensors->size(), 4U);
-  const Tensor& a = tensors->at("a");
+  ASSERT_OK_AND(const auto tensors,
+                parse_safetensors(as_bytes(file), "m.safetensors"));
+  ASSERT_EQ(tensors.size(), 4U);
+  const Tensor& a = tensors.at("a");
   EXPECT_EQ(a.dtype, Dtype::kFp32);
   EXPECT_EQ(a.shape, (std::vector<int64_t>{2, 2}));
   EXPECT_EQ(a.bytes.size(), 16U);
-  const Tensor& b = tensors->at("b");
+  const Tensor& b = tensors.at("b");
   EXPECT_EQ(b.dtype, Dtype::kFp16);
   EXPECT_EQ(static_cast<int>(b.bytes[0]), 16);
-  EXPECT_EQ(tensors->at("c").dtype, Dtype::kOther);
-  EXPECT_EQ(tensors->at("c").numel(), 1);
-  EXPECT_EQ(tensors->at("e").numel(), 0);
+  EXPECT_EQ(tensors.at("c").dtype, Dtype::kOther);
+  EXPECT_EQ(tensors.at("c").numel(), 1);
+  EXPECT_EQ(tensors.at("e").numel(), 0);
 }
 
 TEST(Safetensors, RefusesEveryDamageByName) {
@@ -88,7 +87,7 @@ TEST(Safetensors, HostileHeadersCostNothing) {
             std::string::npos);
   const std::string brackets =
       R"({"__metadata__":{"\\\"":")" + std::string(100, '[') + "\"}}";
-  EXPECT_TRUE(parse(safetensors(brackets, 0)).ok());
+  EXPECT_OK(parse(safetensors(brackets, 0)));
   // Names do not reach a terminal as they are.
   const Status s =
       parse_changed(R"("a":{"dtype":"F32")", R"("\u001b[2J":{"dtype":"F33")");
@@ -107,12 +106,11 @@ TEST(Safetensors, ReadsWhatItWrites) {
     write_elements(d, values,
                    std::as_writable_bytes(std::span(data.data(), data.size())));
     file += data;
-    const auto tensors = parse_safetensors(as_bytes(file), "m");
-    ASSERT_TRUE(tensors.ok()) << tensors.status().to_string();
-    EXPECT_EQ(tensors->at("w").dtype_name, header_name(d));
+    ASSERT_OK_AND(const auto tensors, parse_safetensors(as_bytes(file), "m"));
+    EXPECT_EQ(tensors.at("w").dtype_name, header_name(d));
     std::vector<float> read(values.size());
-    read_elements(tensors->at("w"), 0, std::span(read).first(6));
-    read_elements(tensors->at("norm"), 0, std::span(read).last(3));
+    read_elements(tensors.at("w"), 0, std::span(read).first(6));
+    read_elements(tensors.at("norm"), 0, std::span(read).last(3));
     // Written again, they are the same bits.
     std::string again(data.size(), '\0');
     write_elements(
@@ -122,7 +120,7 @@ TEST(Safetensors, ReadsWhatItWrites) {
       EXPECT_EQ(read, values);
     }
     std::vector<float> part(2);
-    read_elements(tensors->at("norm"), 1, part);
+    read_elements(tensors.at("norm"), 1, part);
     EXPECT_EQ(part, (std::vector<float>{8, 9}));
   }
 }

@@ -1,11 +1,10 @@
 #include "checkpoint/huggingface/transfer.h"
 
-#include <gtest/gtest.h>
-
 #include <nlohmann/json.hpp>
 
 #include "checkpoint/huggingface/weight_source.h"
 #include "parallel/geometry/lora.h"
+#include "tests/testing/expect.h"
 #include "tests/testing/memory_file_system.h"
 #include "tests/unit/checkpoint/fixture.h"
 #include "tests/unit/huggingface/small_folder.h"
@@ -34,18 +33,15 @@ TEST(Transfer, ImportThenExportIsBitIdentical) {
       model.tie_embeddings = tied;
       const SmallFolder f(d, model);
       MemoryFileSystem fs;
-      const auto imported = import_small(fs, f, "c");
-      ASSERT_TRUE(imported.ok()) << imported.status().to_string();
-      EXPECT_EQ(imported->path, "c/step-00000000");
-      const auto exported =
-          export_model(fs, imported->path, "hf", {.dtype = d}, kSilent);
-      ASSERT_TRUE(exported.ok()) << exported.status().to_string();
-      EXPECT_EQ(exported->files, 1);
+      ASSERT_OK_AND(const auto imported, import_small(fs, f, "c"));
+      EXPECT_EQ(imported.path, "c/step-00000000");
+      ASSERT_OK_AND(const auto exported, export_model(fs, imported.path, "hf",
+                                                      {.dtype = d}, kSilent));
+      EXPECT_EQ(exported.files, 1);
       EXPECT_EQ(get(fs, "hf/model.safetensors"),
                 weights_file(f.shapes, f.tensors, d));
-      const auto config = read_config(fs, "hf");
-      ASSERT_TRUE(config.ok()) << config.status().to_string();
-      EXPECT_EQ(config->model, model);
+      ASSERT_OK_AND(const auto config, read_config(fs, "hf"));
+      EXPECT_EQ(config.model, model);
     }
 }
 
@@ -63,15 +59,12 @@ TEST(Transfer, FusedTensorsComeInAndGoOut) {
   const std::string file = weights_file(shapes, f.tensors, f.dtype);
   f.put("model.safetensors", file);
   MemoryFileSystem fs;
-  const auto imported = import_small(fs, f, "c");
-  ASSERT_TRUE(imported.ok()) << imported.status().to_string();
-  const auto whole = export_model(fs, imported->path, "hf", {}, kSilent);
-  ASSERT_TRUE(whole.ok()) << whole.status().to_string();
+  ASSERT_OK_AND(const auto imported, import_small(fs, f, "c"));
+  ASSERT_OK(export_model(fs, imported.path, "hf", {}, kSilent));
   EXPECT_EQ(get(fs, "hf/model.safetensors"), file);
   // A file never ends inside a tensor.
-  const auto parts =
-      export_model(fs, imported->path, "parts", {.shard_bytes = 200}, kSilent);
-  ASSERT_TRUE(parts.ok()) << parts.status().to_string();
+  ASSERT_OK(
+      export_model(fs, imported.path, "parts", {.shard_bytes = 200}, kSilent));
   const std::string index = get(fs, "parts/model.safetensors.index.json");
   EXPECT_NE(index.find("qkv_proj"), std::string::npos);
   EXPECT_EQ(index.find("k_proj.weight"), std::string::npos);
@@ -80,12 +73,11 @@ TEST(Transfer, FusedTensorsComeInAndGoOut) {
 TEST(Transfer, ManyFilesHoldTheSameTensors) {
   const SmallFolder f(Dtype::kBf16);
   MemoryFileSystem fs;
-  const auto imported = import_small(fs, f, "c");
-  ASSERT_TRUE(imported.ok()) << imported.status().to_string();
-  const auto exported =
-      export_model(fs, imported->path, "hf", {.shard_bytes = 300}, kSilent);
-  ASSERT_TRUE(exported.ok()) << exported.status().to_string();
-  EXPECT_GT(exported->files, 3);
+  ASSERT_OK_AND(const auto imported, import_small(fs, f, "c"));
+  ASSERT_OK_AND(
+      const auto exported,
+      export_model(fs, imported.path, "hf", {.shard_bytes = 300}, kSilent));
+  EXPECT_GT(exported.files, 3);
   const auto index =
       nlohmann::json::parse(get(fs, "hf/model.safetensors.index.json"));
   EXPECT_EQ(index["metadata"]["total_size"], 2 * f.table.num_elements());
@@ -94,13 +86,13 @@ TEST(Transfer, ManyFilesHoldTheSameTensors) {
   const auto names = fs.list("hf");
   for (const std::string& name : *names)
     testing::write_whole(dir.path() + "/" + name, get(fs, "hf/" + name));
-  const auto again = ModelFolder::open(*posix_file_system(), dir.path());
-  ASSERT_TRUE(again.ok()) << again.status().to_string();
+  ASSERT_OK_AND(const auto again,
+                ModelFolder::open(*posix_file_system(), dir.path()));
   std::vector<float> values;
   for (size_t p = 0; p < f.table.size(); ++p) {
     const geometry::Rect all = geometry::full_rect(f.table[p]);
     values.resize(static_cast<size_t>(all.numel()));
-    again->read(p, all, values.data(), all.cols);
+    again.read(p, all, values.data(), all.cols);
     std::string bytes(f.tensors[p].size(), '\0');
     write_elements(Dtype::kBf16, values,
                    std::as_writable_bytes(std::span(bytes)));
@@ -114,12 +106,12 @@ TEST(Transfer, ExportsWhatAnyNumberOfRanksSaved) {
   std::string first;
   for (const int ranks : {1, 2, 5}) {
     MemoryFileSystem fs;
-    const auto saved = store::save(fs, "c", {7, 1}, table, state, ranks);
-    ASSERT_TRUE(saved.ok()) << saved.status().to_string();
-    const auto done =
-        export_model(fs, saved->path, "hf", {.dtype = Dtype::kFp32}, kSilent);
-    ASSERT_TRUE(done.ok()) << done.status().to_string();
-    EXPECT_EQ(done->step, 7);
+    ASSERT_OK_AND(const auto saved,
+                  store::save(fs, "c", {7, 1}, table, state, ranks));
+    ASSERT_OK_AND(
+        const auto done,
+        export_model(fs, saved.path, "hf", {.dtype = Dtype::kFp32}, kSilent));
+    EXPECT_EQ(done.step, 7);
     const std::string file = get(fs, "hf/model.safetensors");
     if (first.empty()) first = file;
     EXPECT_EQ(file, first);
@@ -201,18 +193,18 @@ TEST(Transfer, AdaptersAreAddedToTheirBase) {
   EXPECT_NE(lost.status().message().find(
                 "has adapters alone, and not the model that they belong to"),
             std::string::npos);
-  const auto done = export_model(m.fs, m.path, "hf",
-                                 {.dtype = Dtype::kFp32, .base = "b"}, kSilent);
-  ASSERT_TRUE(done.ok()) << done.status().to_string();
-  EXPECT_EQ(done->model, small_model());
-  EXPECT_EQ(done->parameters, m.base.num_elements());
+  ASSERT_OK_AND(const auto done,
+                export_model(m.fs, m.path, "hf",
+                             {.dtype = Dtype::kFp32, .base = "b"}, kSilent));
+  EXPECT_EQ(done.model, small_model());
+  EXPECT_EQ(done.parameters, m.base.num_elements());
   const std::string file = get(m.fs, "hf/model.safetensors");
-  const auto tensors = parse_safetensors(std::as_bytes(std::span(file)), "hf");
-  ASSERT_TRUE(tensors.ok()) << tensors.status().to_string();
+  ASSERT_OK_AND(const auto tensors,
+                parse_safetensors(std::as_bytes(std::span(file)), "hf"));
   std::vector<float> got;
   for (size_t i = 0; i < m.base.size(); ++i) {
     got.resize(static_cast<size_t>(m.base[i].numel()));
-    read_elements(tensors->at(m.base[i].name), 0, got);
+    read_elements(tensors.at(m.base[i].name), 0, got);
     const int64_t columns = m.base[i].shape.back();
     for (int64_t e = 0; e < m.base[i].numel(); ++e)
       ASSERT_EQ(got[static_cast<size_t>(e)], m.sum(i, e / columns, e % columns))
@@ -223,30 +215,29 @@ TEST(Transfer, AdaptersAreAddedToTheirBase) {
 TEST(Transfer, AdaptersAreNotAddedToOtherWeights) {
   Adapted m;
   const std::string base = "b/step-00000000";
-  const auto print = WeightSource::open(m.fs, base)->fingerprint([] {});
-  ASSERT_TRUE(print.ok()) << print.status().to_string();
+  ASSERT_OK_AND(const auto print,
+                WeightSource::open(m.fs, base)->fingerprint([] {}));
   pb::Manifest manifest = *manifest::read_manifest(m.fs, m.path);
   manifest.set_base(base);
-  manifest.set_base_fingerprint(*print);
-  ASSERT_TRUE(write_file(m.fs, path_join(m.path, manifest::kManifestName),
-                         manifest::encode(manifest))
-                  .ok());
+  manifest.set_base_fingerprint(print);
+  ASSERT_OK(write_file(m.fs, path_join(m.path, manifest::kManifestName),
+                       manifest::encode(manifest)));
   const auto exported = [&](const std::string& out, const std::string& from) {
     return export_model(m.fs, m.path, out, {.base = from}, kSilent).status();
   };
-  EXPECT_TRUE(exported("at-its-place", "").ok());
+  EXPECT_OK(exported("at-its-place", ""));
   // The same weights that three ranks saved, and others of the same shape.
-  ASSERT_TRUE(store::save(m.fs, "same", {0, 1}, m.base, m.weights, 3).ok());
+  ASSERT_OK(store::save(m.fs, "same", {0, 1}, m.base, m.weights, 3));
   m.weights.weights[5] += 1;
-  ASSERT_TRUE(store::save(m.fs, "other", {0, 1}, m.base, m.weights, 1).ok());
-  EXPECT_TRUE(exported("elsewhere", "same").ok());
+  ASSERT_OK(store::save(m.fs, "other", {0, 1}, m.base, m.weights, 1));
+  EXPECT_OK(exported("elsewhere", "same"));
   const Status refused = exported("wrong", "other");
   EXPECT_EQ(refused.code(), Code::kCorrupt) << refused.to_string();
   for (const std::string& part :
        {m.path,
         std::string("other/step-00000000: its weights are not those of "
                     "the model that the adapters belong to"),
-        "was at " + base + " (fingerprint " + *print,
+        "was at " + base + " (fingerprint " + print,
         std::string("put that model back")})
     EXPECT_NE(refused.message().find(part), std::string::npos)
         << part << " in " << refused.message();
@@ -258,9 +249,8 @@ TEST(Transfer, AdaptersThatBelongToThemselvesAreRefused) {
   pb::Manifest manifest = *manifest::read_manifest(m.fs, m.path);
   manifest.set_base(m.path);
   manifest.clear_base_fingerprint();
-  ASSERT_TRUE(write_file(m.fs, path_join(m.path, manifest::kManifestName),
-                         manifest::encode(manifest))
-                  .ok());
+  ASSERT_OK(write_file(m.fs, path_join(m.path, manifest::kManifestName),
+                       manifest::encode(manifest)));
   const Status refused = WeightSource::open(m.fs, m.path).status();
   EXPECT_EQ(refused.code(), Code::kCorrupt);
   EXPECT_NE(refused.message().find("belong to adapters"), std::string::npos)
@@ -280,7 +270,7 @@ TEST(Transfer, AFingerprintIsThatOfTheWeights) {
   const std::string first = here();
   EXPECT_EQ(first.size(), 32u);
   MemoryFileSystem fs;
-  ASSERT_TRUE(import_small(fs, f, "c").ok());
+  ASSERT_OK(import_small(fs, f, "c"));
   EXPECT_EQ(WeightSource::open(fs, "c")->fingerprint([] {}).value(), first);
   for (std::string& tensor : f.tensors)
     for (const size_t at : {size_t{0}, tensor.size() - 2}) {
@@ -295,11 +285,12 @@ TEST(Transfer, AFingerprintIsThatOfTheWeights) {
 
 TEST(Transfer, AdaptersAloneAreFilesOfPeft) {
   Adapted m;
-  const auto done = export_model(
-      m.fs, m.path, "peft",
-      {.dtype = Dtype::kFp32, .base = "b", .adapters = true}, kSilent);
-  ASSERT_TRUE(done.ok()) << done.status().to_string();
-  EXPECT_EQ(done->parameters, m.adapters.num_elements());
+  ASSERT_OK_AND(
+      const auto done,
+      export_model(m.fs, m.path, "peft",
+                   {.dtype = Dtype::kFp32, .base = "b", .adapters = true},
+                   kSilent));
+  EXPECT_EQ(done.parameters, m.adapters.num_elements());
   const auto config =
       nlohmann::json::parse(get(m.fs, "peft/adapter_config.json"));
   EXPECT_EQ(config["peft_type"], "LORA");
@@ -309,11 +300,11 @@ TEST(Transfer, AdaptersAloneAreFilesOfPeft) {
   EXPECT_EQ(config["target_modules"],
             (std::vector<std::string>{"q_proj", "down_proj"}));
   const std::string file = get(m.fs, "peft/adapter_model.safetensors");
-  const auto tensors = parse_safetensors(std::as_bytes(std::span(file)), "p");
-  ASSERT_TRUE(tensors.ok()) << tensors.status().to_string();
-  ASSERT_EQ(tensors->size(), m.adapters.size());
-  const Tensor& b = tensors->at(
-      "base_model.model.model.layers.1.mlp.down_proj.lora_B.weight");
+  ASSERT_OK_AND(const auto tensors,
+                parse_safetensors(std::as_bytes(std::span(file)), "p"));
+  ASSERT_EQ(tensors.size(), m.adapters.size());
+  const Tensor& b =
+      tensors.at("base_model.model.model.layers.1.mlp.down_proj.lora_B.weight");
   EXPECT_EQ(b.shape, (std::vector<int64_t>{8, 2}));
   std::vector<float> got(16);
   read_elements(b, 0, got);
@@ -324,37 +315,31 @@ TEST(Transfer, AdaptersAloneAreFilesOfPeft) {
 TEST(Transfer, TakesOverWhatDescribesText) {
   const SmallFolder f(Dtype::kBf16);
   MemoryFileSystem fs;
-  const auto imported = import_small(fs, f, "c");
-  ASSERT_TRUE(imported.ok()) << imported.status().to_string();
-  ASSERT_TRUE(fs.create_dirs("like").ok());
-  ASSERT_TRUE(write_file(fs, "like/config.json",
-                         config_json({.model = small_model(),
-                                      .max_position = 777,
-                                      .eos_token_id = "[2,3]"},
-                                     Dtype::kFp32))
-                  .ok());
-  ASSERT_TRUE(write_file(fs, "like/tokenizer.json", "{\"x\": 1}").ok());
+  ASSERT_OK_AND(const auto imported, import_small(fs, f, "c"));
+  ASSERT_OK(fs.create_dirs("like"));
+  ASSERT_OK(write_file(fs, "like/config.json",
+                       config_json({.model = small_model(),
+                                    .max_position = 777,
+                                    .eos_token_id = "[2,3]"},
+                                   Dtype::kFp32)));
+  ASSERT_OK(write_file(fs, "like/tokenizer.json", "{\"x\": 1}"));
   const std::string tools = "additional_chat_templates/tool_use.jinja";
-  ASSERT_TRUE(fs.create_dirs("like/additional_chat_templates").ok());
-  ASSERT_TRUE(write_file(fs, "like/" + tools, "{{ tools }}").ok());
-  const auto done =
-      export_model(fs, imported->path, "hf", {.like = "like"}, kSilent);
-  ASSERT_TRUE(done.ok()) << done.status().to_string();
+  ASSERT_OK(fs.create_dirs("like/additional_chat_templates"));
+  ASSERT_OK(write_file(fs, "like/" + tools, "{{ tools }}"));
+  ASSERT_OK(export_model(fs, imported.path, "hf", {.like = "like"}, kSilent));
   EXPECT_EQ(get(fs, "hf/tokenizer.json"), "{\"x\": 1}");
   EXPECT_EQ(get(fs, "hf/" + tools), "{{ tools }}");
-  const auto config = read_config(fs, "hf");
-  ASSERT_TRUE(config.ok());
-  EXPECT_EQ(config->max_position, 777);
-  EXPECT_EQ(config->eos_token_id, "[2,3]");
+  ASSERT_OK_AND(const auto config, read_config(fs, "hf"));
+  EXPECT_EQ(config.max_position, 777);
+  EXPECT_EQ(config.eos_token_id, "[2,3]");
 }
 
 TEST(Transfer, LeavesWhatIsThereAlone) {
   const SmallFolder f(Dtype::kBf16);
   MemoryFileSystem fs;
-  const auto imported = import_small(fs, f, "c");
-  ASSERT_TRUE(imported.ok()) << imported.status().to_string();
+  ASSERT_OK_AND(const auto imported, import_small(fs, f, "c"));
   EXPECT_EQ(import_small(fs, f, "c").status().code(), Code::kAlreadyExists);
-  EXPECT_EQ(export_model(fs, imported->path, "c", {}, kSilent).status().code(),
+  EXPECT_EQ(export_model(fs, imported.path, "c", {}, kSilent).status().code(),
             Code::kAlreadyExists);
 }
 
@@ -363,13 +348,12 @@ TEST(Transfer, LeavesWhatIsThereAlone) {
 TEST(Transfer, AFailureLeavesNothingHalfWritten) {
   const SmallFolder f(Dtype::kBf16);
   MemoryFileSystem before;
-  const auto imported = import_small(before, f, "c");
-  ASSERT_TRUE(imported.ok()) << imported.status().to_string();
+  ASSERT_OK_AND(const auto imported, import_small(before, f, "c"));
   const auto run_import = [&](FileSystem& fs) {
     return import_small(fs, f, "d").status();
   };
   const auto run_export = [&](FileSystem& fs) {
-    return export_model(fs, imported->path, "hf", {.shard_bytes = 600}, kSilent)
+    return export_model(fs, imported.path, "hf", {.shard_bytes = 600}, kSilent)
         .status();
   };
   const auto check = [&](const auto& run, const std::string& result) {
@@ -386,11 +370,9 @@ TEST(Transfer, AFailureLeavesNothingHalfWritten) {
         if (!failed) break;
         const auto left = fs->clone();
         if (left->exists(result)) continue;  // the last steps only sync
-        const Status again = run(*left);
-        ASSERT_TRUE(again.ok()) << call << ": " << again.to_string();
-        const auto names = left->list(".");
-        ASSERT_TRUE(names.ok());
-        EXPECT_EQ(*names, (std::vector<std::string>{"c", parent_path(result)}));
+        ASSERT_OK(run(*left)) << call;
+        ASSERT_OK_AND(const auto names, left->list("."));
+        EXPECT_EQ(names, (std::vector<std::string>{"c", parent_path(result)}));
       }
     }
   };

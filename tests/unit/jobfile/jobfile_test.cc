@@ -1,6 +1,5 @@
 #include "parallel/jobfile/jobfile.h"
 
-#include <gtest/gtest.h>
 #include <unistd.h>
 
 #include <filesystem>
@@ -11,6 +10,7 @@
 
 #include "parallel/geometry/lora.h"
 #include "parallel/jobfile/schema.h"
+#include "tests/testing/expect.h"
 #include "tests/testing/seed.h"
 
 namespace remesh::jobfile {
@@ -30,7 +30,7 @@ std::string problem(const std::string& toml,
 pb::Job good(const std::string& toml,
              const std::vector<std::string>& overrides = {}) {
   auto job = parse_job(toml, kSource, overrides, "/here");
-  EXPECT_TRUE(job.ok()) << job.status().to_string();
+  EXPECT_OK(job);
   return job.ok() ? *job : pb::Job();
 }
 
@@ -207,10 +207,10 @@ TEST(Job, LoadsAFileAndSaysWhenThereIsNone) {
       fs::temp_directory_path() / ("jobfile_test." + std::to_string(getpid()));
   fs::create_directories(dir);
   std::ofstream(dir / "a.toml") << kLeast;
-  const auto job = load_job((dir / "a.toml").string(), {"train.steps=3"});
-  ASSERT_TRUE(job.ok()) << job.status().to_string();
-  EXPECT_EQ(job->data().path(), (dir / "books").string());
-  EXPECT_EQ(job->train().steps(), 3);
+  ASSERT_OK_AND(const auto job,
+                load_job((dir / "a.toml").string(), {"train.steps=3"}));
+  EXPECT_EQ(job.data().path(), (dir / "books").string());
+  EXPECT_EQ(job.train().steps(), 3);
   EXPECT_EQ(load_job((dir / "b.toml").string()).status().code(),
             Code::kNotFound);
   EXPECT_EQ(load_job(dir.string()).status().code(), Code::kInvalidArgument);
@@ -226,11 +226,12 @@ TEST(Resolve, FlavorsExpandAndKeysGivenWin) {
                {"1b", 2048, 16, 32, 8, 8192},  {"8b", 4096, 32, 32, 8, 14336},
                {"70b", 8192, 80, 64, 8, 28672}};
   for (const auto& s : sizes) {
-    const auto job =
-        resolve(good(kLeast, {std::string("model.flavor=") + s.flavor}), {257});
-    ASSERT_TRUE(job.ok()) << job.status().to_string();
-    const geometry::ModelConfig c = model_config(*job);
-    EXPECT_TRUE(c.validate().ok());
+    ASSERT_OK_AND(
+        const auto job,
+        resolve(good(kLeast, {std::string("model.flavor=") + s.flavor}),
+                {257}));
+    const geometry::ModelConfig c = model_config(job);
+    EXPECT_OK(c.validate());
     EXPECT_EQ(c.dim, s.dim);
     EXPECT_EQ(c.n_layers, s.layers);
     EXPECT_EQ(c.n_heads, s.heads);
@@ -245,9 +246,9 @@ TEST(Resolve, FlavorsExpandAndKeysGivenWin) {
   EXPECT_EQ(model_config(*job).rope_scaling.factor, 32);
   // One given for this run replaces the file's model.
   const std::string file = std::string(kLeast) + "\n[model]\ndim = 96\n";
-  const auto other = resolve(good(file, {"model.flavor=8b"}), {257});
-  ASSERT_TRUE(other.ok()) << other.status().to_string();
-  EXPECT_EQ(other->model().dim(), 4096);
+  ASSERT_OK_AND(const auto other,
+                resolve(good(file, {"model.flavor=8b"}), {257}));
+  EXPECT_EQ(other.model().dim(), 4096);
 }
 
 TEST(Resolve, TheModelOfInitFromFillsInWhatIsNotGiven) {
@@ -263,17 +264,16 @@ TEST(Resolve, TheModelOfInitFromFillsInWhatIsNotGiven) {
                                           .tie_embeddings = true,
                                           .rope_scaled = true};
   const std::string file = std::string(kLeast) + "[model]\ninit_from = \"w\"\n";
-  const auto job =
-      resolve(good(file, {"model.n_layers=3", "model.n_kv_heads=-1",
-                          "elastic.layouts=['dp2']"}),
-              data);
-  ASSERT_TRUE(job.ok()) << job.status().to_string();
-  EXPECT_EQ(model_config(*job), *data.init_model);
-  EXPECT_EQ(job->model().init_from(), "/jobs/w");
-  EXPECT_TRUE(has_every_size(job->model()));
+  ASSERT_OK_AND(const auto job,
+                resolve(good(file, {"model.n_layers=3", "model.n_kv_heads=-1",
+                                    "elastic.layouts=['dp2']"}),
+                        data));
+  EXPECT_EQ(model_config(job), *data.init_model);
+  EXPECT_EQ(job.model().init_from(), "/jobs/w");
+  EXPECT_TRUE(has_every_size(job.model()));
   EXPECT_FALSE(has_every_size(good(file).model()));
   // Resolved, it needs the model no more.
-  EXPECT_EQ(model_config(*resolve(*job, {257})), *data.init_model);
+  EXPECT_EQ(model_config(*resolve(job, {257})), *data.init_model);
   const auto other = resolve(
       good(file, {"model.dim=64", "model.flavor=tiny", "model.n_layers=3"}),
       data);
@@ -288,32 +288,32 @@ TEST(Resolve, TheModelOfInitFromFillsInWhatIsNotGiven) {
 TEST(Resolve, AdaptersOfAllMatricesUnlessTheyAreNamed) {
   const std::string file =
       std::string(kLeast) + "[model]\ninit_from = \"w\"\n[lora]\nrank = 4\n";
-  const auto all = resolve(good(file), {257});
-  ASSERT_TRUE(all.ok()) << all.status().to_string();
-  EXPECT_EQ(model_config(*all).lora.targets, geometry::lora_targets());
-  const auto some = resolve(
-      good(file, {"lora.targets=['o_proj', 'q_proj', 'o_proj']"}), {257});
-  ASSERT_TRUE(some.ok()) << some.status().to_string();
-  EXPECT_EQ(model_config(*some).lora.targets,
+  ASSERT_OK_AND(const auto all, resolve(good(file), {257}));
+  EXPECT_EQ(model_config(all).lora.targets, geometry::lora_targets());
+  ASSERT_OK_AND(
+      const auto some,
+      resolve(good(file, {"lora.targets=['o_proj', 'q_proj', 'o_proj']"}),
+              {257}));
+  EXPECT_EQ(model_config(some).lora.targets,
             (std::vector<std::string>{"q_proj", "o_proj"}));
-  EXPECT_EQ(model_config(*some).base().lora, geometry::Lora{});
+  EXPECT_EQ(model_config(some).base().lora, geometry::Lora{});
   EXPECT_NE(problem(file, {"lora.targets=['head']"})
                 .find("'head': must be one of q_proj, k_proj"),
             std::string::npos);
 }
 
 TEST(Resolve, FillsInWhatMinusOneStandsFor) {
-  const auto job = resolve(good(kLeast, {"train.steps=20"}), {257, 1000, 0});
-  ASSERT_TRUE(job.ok()) << job.status().to_string();
-  EXPECT_EQ(job->model().n_kv_heads(), 4);
-  EXPECT_EQ(job->model().hidden_dim(), 704);  // 682.67 up to 32s
-  EXPECT_EQ(job->model().vocab_size(), 257);
-  EXPECT_EQ(job->schedule().total_steps(), 20);
-  EXPECT_EQ(job->schedule().warmup_steps(), 20);
-  EXPECT_EQ(job->train().eval_sequences(), 0);
-  EXPECT_EQ(job->parallel().data_parallel_degree(), -1);
+  ASSERT_OK_AND(const auto job,
+                resolve(good(kLeast, {"train.steps=20"}), {257, 1000, 0}));
+  EXPECT_EQ(job.model().n_kv_heads(), 4);
+  EXPECT_EQ(job.model().hidden_dim(), 704);  // 682.67 up to 32s
+  EXPECT_EQ(job.model().vocab_size(), 257);
+  EXPECT_EQ(job.schedule().total_steps(), 20);
+  EXPECT_EQ(job.schedule().warmup_steps(), 20);
+  EXPECT_EQ(job.train().eval_sequences(), 0);
+  EXPECT_EQ(job.parallel().data_parallel_degree(), -1);
   for (const Field* s : sections())
-    for (const Field* k : keys(*s)) EXPECT_TRUE(has_key(*job, *k));
+    for (const Field* k : keys(*s)) EXPECT_TRUE(has_key(job, *k));
 }
 
 TEST(Resolve, KeysThatContradictEachOtherAreRefused) {
@@ -428,11 +428,10 @@ TEST(Toml, RandomResolvedJobsComeBackTheSame) {
     ++resolved_jobs;
     const std::string toml = to_toml(*resolved);
     const auto back = parse_job(toml, kSource);
-    ASSERT_TRUE(back.ok()) << back.status().to_string() << "\n" << toml;
+    ASSERT_OK(back) << "\n" << toml;
     ASSERT_EQ(back->SerializeAsString(), resolved->SerializeAsString()) << toml;
-    const auto again = resolve(*back, {257});
-    ASSERT_TRUE(again.ok()) << again.status().to_string();
-    ASSERT_EQ(again->SerializeAsString(), resolved->SerializeAsString());
+    ASSERT_OK_AND(const auto again, resolve(*back, {257}));
+    ASSERT_EQ(again.SerializeAsString(), resolved->SerializeAsString());
   }
   EXPECT_GT(resolved_jobs, 100);
 }
@@ -447,9 +446,8 @@ TEST(Toml, ListsComeBack) {
 TEST(Toml, FieldNumbersKeepThePathsAndSeedExact) {
   pb::Job job = good(kLeast, {"train.seed=9223372036854775807",
                               "optimizer.lr=0.1", "model.norm_eps=1e-6"});
-  const auto resolved = resolve(job, {257});
-  ASSERT_TRUE(resolved.ok());
-  const pb::Job back = good(to_toml(*resolved));
+  ASSERT_OK_AND(const auto resolved, resolve(job, {257}));
+  const pb::Job back = good(to_toml(resolved));
   EXPECT_EQ(back.train().seed(), 9223372036854775807ULL);
   EXPECT_EQ(back.model().norm_eps(), 1e-6);
   EXPECT_EQ(back.data().path(), "/jobs/books");

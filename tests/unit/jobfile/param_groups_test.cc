@@ -1,19 +1,18 @@
 #include "parallel/jobfile/param_groups.h"
 
-#include <gtest/gtest.h>
-
+#include "tests/testing/expect.h"
 #include "tests/testing/llama.h"
 
 namespace remesh::jobfile {
 namespace {
 
 TEST(ParamGroups, SayWhatTheyChange) {
-  const auto group = parse_param_group("*norm*  lr=0.5 weight_decay=0 ");
-  ASSERT_TRUE(group.ok()) << group.status().message();
-  EXPECT_EQ(group->pattern, "*norm*");
-  EXPECT_EQ(group->lr, 0.5);
-  EXPECT_EQ(group->weight_decay, 0.0);
-  EXPECT_FALSE(group->frozen);
+  ASSERT_OK_AND(const auto group,
+                parse_param_group("*norm*  lr=0.5 weight_decay=0 "));
+  EXPECT_EQ(group.pattern, "*norm*");
+  EXPECT_EQ(group.lr, 0.5);
+  EXPECT_EQ(group.weight_decay, 0.0);
+  EXPECT_FALSE(group.frozen);
   EXPECT_TRUE(parse_param_group("a frozen")->frozen);
   for (const char* text : {"", "  ", "*norm*", "a lr=", "a lr=-1", "a lr=1x",
                            "a thawed", "a frozen lr=1", "a lr=inf"})

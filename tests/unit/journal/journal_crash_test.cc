@@ -4,11 +4,11 @@
 //
 // Exhaustive: every call, every way it can fail there, every way the disk can
 // look afterwards.
-#include <gtest/gtest.h>
 
 #include <set>
 
 #include "coordinator/server/journal.h"
+#include "tests/testing/expect.h"
 #include "tests/testing/memory_file_system.h"
 
 namespace remesh::server {
@@ -40,12 +40,11 @@ struct Case {
 class JournalCrashTest : public testing::TestWithParam<Case> {
  protected:
   void SetUp() override {
-    ASSERT_TRUE(start_.create_dirs("run").ok());
-    ASSERT_TRUE(start_.sync_dir("").ok());
+    ASSERT_OK(start_.create_dirs("run"));
+    ASSERT_OK(start_.sync_dir(""));
     if (!GetParam().has_journal) return;
-    auto j = Journal::open(start_, kPath);
-    ASSERT_TRUE(j.ok()) << j.status().message();
-    ASSERT_TRUE((*j)->persist(state(1, GetParam().grows)).ok());
+    ASSERT_OK_AND(auto j, Journal::open(start_, kPath));
+    ASSERT_OK(j->persist(state(1, GetParam().grows)));
   }
 
   // Opens the journal and persists generation 2.
@@ -57,7 +56,7 @@ class JournalCrashTest : public testing::TestWithParam<Case> {
   // The generation that a new coordinator finds; 0: none.
   int64_t found(MemoryFileSystem& fs, const std::string& where) {
     const auto j = Journal::open(fs, kPath);
-    EXPECT_TRUE(j.ok()) << where << j.status().message();
+    EXPECT_OK(j) << where;
     if (!j.ok() || !(*j)->restored()) return 0;
     const int64_t generation = (*j)->restored()->generation();
     EXPECT_EQ((*j)->restored()->SerializeAsString(),
@@ -90,8 +89,7 @@ TEST_P(JournalCrashTest, ACrashAtAnyCallLeavesOneStateOrTheOther) {
         EXPECT_TRUE(generation == 2 || (!done.ok() && generation == before()))
             << where << generation;
         // The next life continues.
-        const Status again = second(*fs);
-        EXPECT_TRUE(again.ok()) << where << again.to_string();
+        EXPECT_OK(second(*fs)) << where;
         EXPECT_EQ(found(*fs, where), 2);
       }
   EXPECT_EQ(seen, (std::set<int64_t>{before(), 2}));
@@ -112,7 +110,7 @@ TEST_P(JournalCrashTest, AFailureAtAnyCallIsReportedAndLosesNothing) {
       EXPECT_TRUE(generation == 2 || (!done.ok() && generation == before()))
           << where << generation << ", " << done.to_string();
       EXPECT_NE(done.code(), Code::kCorrupt) << where << "it is sound";
-      EXPECT_TRUE(second(*fs).ok()) << where;
+      EXPECT_OK(second(*fs)) << where;
       EXPECT_EQ(found(*fs, where), 2);
     }
   }
@@ -127,7 +125,7 @@ TEST_P(JournalCrashTest, AFailedReadHidesNoOtherWriter) {
     ASSERT_TRUE(older.ok() && younger.ok());
     pb::Durable newer = state(2, GetParam().grows);
     newer.set_epoch(8);
-    ASSERT_TRUE((*younger)->persist(newer).ok());
+    ASSERT_OK((*younger)->persist(newer));
     fs->fail_at(call, Fault::kIoOnce);
     EXPECT_FALSE((*older)->persist(state(3, GetParam().grows)).ok()) << call;
     reached = fs->calls() > call;
@@ -136,24 +134,22 @@ TEST_P(JournalCrashTest, AFailedReadHidesNoOtherWriter) {
 
 TEST_P(JournalCrashTest, WhatAnInterruptedCreationLeavesIsIgnored) {
   const auto fs = start_.clone();
-  ASSERT_TRUE(
-      write_file(*fs, temporary_path(*fs, kPath), std::string(700, 'x')).ok());
+  ASSERT_OK(write_file(*fs, temporary_path(*fs, kPath), std::string(700, 'x')));
   EXPECT_EQ(found(*fs, "first"), before());
-  EXPECT_TRUE(second(*fs).ok());
+  EXPECT_OK(second(*fs));
   EXPECT_EQ(found(*fs, "second"), 2);
 }
 
 TEST_P(JournalCrashTest, ATruncatedJournalIsDamageNotANewRun) {
   if (!GetParam().has_journal) return;
-  const auto whole = read_file(start_, kPath, 1 << 20);
-  ASSERT_TRUE(whole.ok());
-  for (size_t size = 0; size < whole->size(); size += 1 + size / 8) {
+  ASSERT_OK_AND(const auto whole, read_file(start_, kPath, 1 << 20));
+  for (size_t size = 0; size < whole.size(); size += 1 + size / 8) {
     const auto fs = start_.clone();
-    ASSERT_TRUE(write_file(*fs, kPath, whole->substr(0, size)).ok());
+    ASSERT_OK(write_file(*fs, kPath, whole.substr(0, size)));
     const auto j = Journal::open(*fs, kPath);
     ASSERT_FALSE(j.ok()) << size;
     EXPECT_EQ(j.status().code(), Code::kCorrupt) << j.status().message();
-    EXPECT_EQ(*read_file(*fs, kPath, 1 << 20), whole->substr(0, size));
+    EXPECT_EQ(*read_file(*fs, kPath, 1 << 20), whole.substr(0, size));
   }
 }
 

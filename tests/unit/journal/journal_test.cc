@@ -1,6 +1,5 @@
 #include "coordinator/server/journal.h"
 
-#include <gtest/gtest.h>
 #include <signal.h>
 #include <sys/resource.h>
 #include <sys/wait.h>
@@ -12,6 +11,7 @@
 #include <fstream>
 #include <random>
 
+#include "tests/testing/expect.h"
 #include "tests/testing/hooked_file_system.h"
 #include "tests/testing/seed.h"
 #include "tests/testing/temp_dir.h"
@@ -41,43 +41,37 @@ class JournalTest : public testing::Test {
 
 TEST_F(JournalTest, GivesBackTheNewestState) {
   {
-    auto j = Journal::open(*files_, path_);
-    ASSERT_TRUE(j.ok()) << j.status().message();
-    EXPECT_FALSE((*j)->restored().has_value());
+    ASSERT_OK_AND(auto j, Journal::open(*files_, path_));
+    EXPECT_FALSE(j->restored().has_value());
     for (int i = 1; i <= 5; ++i) {
-      ASSERT_TRUE((*j)->persist(state(i)).ok());
+      ASSERT_OK(j->persist(state(i)));
     }
   }
-  auto j = Journal::open(*files_, path_);
-  ASSERT_TRUE(j.ok()) << j.status().message();
-  ASSERT_TRUE((*j)->restored().has_value());
-  EXPECT_EQ((*j)->restored()->SerializeAsString(),
-            state(5).SerializeAsString());
+  ASSERT_OK_AND(auto j, Journal::open(*files_, path_));
+  ASSERT_TRUE(j->restored().has_value());
+  EXPECT_EQ(j->restored()->SerializeAsString(), state(5).SerializeAsString());
 }
 
 TEST_F(JournalTest, OneThatCannotBeExaminedNowIsNotReplaced) {
   {
-    auto j = Journal::open(*files_, path_);
-    ASSERT_TRUE(j.ok()) << j.status().message();
-    ASSERT_TRUE((*j)->persist(state(1)).ok());
+    ASSERT_OK_AND(auto j, Journal::open(*files_, path_));
+    ASSERT_OK(j->persist(state(1)));
   }
   HookedFileSystem stale([](const std::string& call, const auto&) {
     return call == "look_up" ? errno_error("journal", ESTALE) : ok_status();
   });
   EXPECT_EQ(Journal::open(stale, path_).status().code(), Code::kIo);
-  const auto j = Journal::open(*files_, path_);
-  ASSERT_TRUE(j.ok()) << j.status().message();
-  ASSERT_TRUE((*j)->restored().has_value());
-  EXPECT_EQ((*j)->restored()->generation(), 1);
+  ASSERT_OK_AND(const auto j, Journal::open(*files_, path_));
+  ASSERT_TRUE(j->restored().has_value());
+  EXPECT_EQ(j->restored()->generation(), 1);
 }
 
 TEST_F(JournalTest, APhaseOfALaterReleaseIsNotTakenForWaiting) {
   {
-    auto j = Journal::open(*files_, path_);
-    ASSERT_TRUE(j.ok()) << j.status().message();
+    ASSERT_OK_AND(auto j, Journal::open(*files_, path_));
     pb::Durable later;
     ASSERT_TRUE(later.ParseFromString(std::string("\x10\x63", 2)));
-    ASSERT_TRUE((*j)->persist(later).ok());
+    ASSERT_OK(j->persist(later));
   }
   const auto j = Journal::open(*files_, path_);
   ASSERT_FALSE(j.ok());
@@ -87,26 +81,23 @@ TEST_F(JournalTest, APhaseOfALaterReleaseIsNotTakenForWaiting) {
 // Of two coordinators that both have the journal open the younger wins, and of
 // two of one epoch the one that wrote last.
 TEST_F(JournalTest, OfTwoWritersTheYoungerWins) {
-  auto older = Journal::open(*files_, path_);
-  ASSERT_TRUE(older.ok());
-  ASSERT_TRUE((*older)->persist(state(1)).ok());
-  auto younger = Journal::open(*files_, path_);
-  ASSERT_TRUE(younger.ok()) << younger.status().message();
-  ASSERT_TRUE((*older)->persist(state(2)).ok());
+  ASSERT_OK_AND(auto older, Journal::open(*files_, path_));
+  ASSERT_OK(older->persist(state(1)));
+  ASSERT_OK_AND(auto younger, Journal::open(*files_, path_));
+  ASSERT_OK(older->persist(state(2)));
   pb::Durable d = state(3);
-  EXPECT_EQ((*younger)->persist(d).code(), Code::kCancelled)
+  EXPECT_EQ(younger->persist(d).code(), Code::kCancelled)
       << "of the same epoch, and state 2 was written since it looked";
   d.set_epoch(8);
-  ASSERT_TRUE((*younger)->persist(d).ok());
-  const Status refused = (*older)->persist(state(4));
+  ASSERT_OK(younger->persist(d));
+  const Status refused = older->persist(state(4));
   EXPECT_EQ(refused.code(), Code::kCancelled) << refused.to_string();
   EXPECT_NE(refused.message().find("epoch 8"), std::string::npos)
       << refused.message();
   d.set_generation(5);
-  ASSERT_TRUE((*younger)->persist(d).ok());
-  auto next = Journal::open(*files_, path_);
-  ASSERT_TRUE(next.ok());
-  EXPECT_EQ((*next)->restored()->SerializeAsString(), d.SerializeAsString());
+  ASSERT_OK(younger->persist(d));
+  ASSERT_OK_AND(auto next, Journal::open(*files_, path_));
+  EXPECT_EQ(next->restored()->SerializeAsString(), d.SerializeAsString());
 }
 
 // A writer says over a pipe which state it has persisted, and is killed at any
@@ -140,7 +131,7 @@ TEST_F(JournalTest, AKilledWriterLosesNothingItPersisted) {
     close(said[0]);
 
     auto j = Journal::open(*files_, path_);
-    ASSERT_TRUE(j.ok()) << j.status().message() << ", seed " << seed;
+    ASSERT_OK(j) << ", seed " << seed;
     ASSERT_TRUE((*j)->restored().has_value());
     const int64_t found = (*j)->restored()->generation();
     EXPECT_GE(found, heard) << "seed " << seed << ", round " << round;
@@ -152,9 +143,8 @@ TEST_F(JournalTest, AKilledWriterLosesNothingItPersisted) {
 
 TEST_F(JournalTest, AFailedPersistLeavesTheStateBefore) {
   {
-    auto j = Journal::open(*files_, path_);
-    ASSERT_TRUE(j.ok());
-    ASSERT_TRUE((*j)->persist(state(1)).ok());
+    ASSERT_OK_AND(auto j, Journal::open(*files_, path_));
+    ASSERT_OK(j->persist(state(1)));
     // No file of this process may grow: the disk is full.
     ::signal(SIGXFSZ, SIG_IGN);
     rlimit before{};
@@ -164,27 +154,25 @@ TEST_F(JournalTest, AFailedPersistLeavesTheStateBefore) {
     setrlimit(RLIMIT_FSIZE, &none);
     pb::Durable big = state(2);
     big.mutable_cause()->set_what(std::string(500'000, 'x'));
-    const Status full = (*j)->persist(big);
+    const Status full = j->persist(big);
     setrlimit(RLIMIT_FSIZE, &before);
     ASSERT_FALSE(full.ok());
     // And when there is room again, it continues.
-    ASSERT_TRUE((*j)->persist(state(3)).ok());
+    ASSERT_OK(j->persist(state(3)));
   }
-  auto j = Journal::open(*files_, path_);
-  ASSERT_TRUE(j.ok()) << j.status().message();
-  EXPECT_EQ((*j)->restored()->generation(), 3);
+  ASSERT_OK_AND(auto j, Journal::open(*files_, path_));
+  EXPECT_EQ(j->restored()->generation(), 3);
 }
 
 // Another member of the group that owns the run directory may put a link there,
 // to a file of a size that a journal can have.
 TEST_F(JournalTest, NothingIsWrittenThroughALink) {
-  const auto j = Journal::open(*files_, path_);
-  ASSERT_TRUE(j.ok()) << j.status().message();
+  ASSERT_OK_AND(const auto j, Journal::open(*files_, path_));
   const std::string mine = dir_ / "mine", content(300'000, 'x');
   std::ofstream(mine, std::ios::binary) << content;
   fs::remove(path_);
   fs::create_symlink(mine, path_);
-  EXPECT_EQ((*j)->persist(state(1)).code(), Code::kIo);
+  EXPECT_EQ(j->persist(state(1)).code(), Code::kIo);
   EXPECT_EQ(*read_file(*files_, mine, content.size()), content);
 }
 

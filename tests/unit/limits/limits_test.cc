@@ -1,11 +1,11 @@
 // What a message may contain: each limit, at it and beyond.
 #include <google/protobuf/unknown_field_set.h>
-#include <gtest/gtest.h>
 
 #include <functional>
 #include <limits>
 
 #include "proto/limits/plausible.h"
+#include "tests/testing/expect.h"
 
 namespace remesh::limits {
 namespace {
@@ -36,7 +36,7 @@ struct Change {
 
 TEST(Plausible, AReportAtEveryLimitIsAccepted) {
   pb::Report r = good_report();
-  EXPECT_TRUE(check(r, kKnown).ok()) << check(r, kKnown).message();
+  EXPECT_OK(check(r, kKnown));
   r.set_slots(kMaxSlots);
   r.set_cores(kMaxCores);
   r.set_generation(kKnown.generation + kMaxGenerationLead);
@@ -54,7 +54,7 @@ TEST(Plausible, AReportAtEveryLimitIsAccepted) {
   r.mutable_ranks(0)->set_committed_step(kKnown.steps);
   r.mutable_ranks(0)->set_checkpoint_step(kKnown.steps);
   r.set_build("h\xc3\xb6\xe2\x82\xac\xf0\x9f\x98\x80\xf4\x8f\xbf\xbf");
-  EXPECT_TRUE(check(r, kKnown).ok()) << check(r, kKnown).message();
+  EXPECT_OK(check(r, kKnown));
 }
 
 TEST(Plausible, WhatIsBeyondALimitIsRefusedByName) {
@@ -179,7 +179,7 @@ TEST(Plausible, KnownNumbersDoNotOverflow) {
   const uint64_t epoch = kMaxNumber - kMaxEpochLeadMs;
   r.set_generation(generation);
   r.set_coordinator_epoch(epoch);
-  EXPECT_TRUE(check(r, most).ok());
+  EXPECT_OK(check(r, most));
   r.set_generation(generation + 1);
   EXPECT_FALSE(check(r, most).ok());
   r.set_generation(generation);
@@ -191,7 +191,7 @@ TEST(Plausible, FencesHaveThreeIndices) {
   pb::FenceIn f;
   f.set_worker("a");
   f.set_index(kMaxFenceIndex);
-  EXPECT_TRUE(check(f).ok());
+  EXPECT_OK(check(f));
   for (const int64_t index : {int64_t{-1}, kMaxFenceIndex + 1, kHuge}) {
     f.set_index(index);
     EXPECT_FALSE(check(f).ok());
@@ -203,7 +203,7 @@ TEST(Plausible, ADirectiveWithAnImpossibleAssignmentIsRefused) {
   pb::RankPlace* place = good.mutable_assignment()->add_ranks();
   place->set_rank(0);
   place->set_worker("a");
-  EXPECT_TRUE(check(good).ok()) << check(good).message();
+  EXPECT_OK(check(good));
   const std::function<void(pb::Directive*)> changes[] = {
       [](auto* d) { d->set_generation(kHuge); },
       [](auto* d) { d->set_epoch(~uint64_t{0}); },
@@ -232,7 +232,7 @@ TEST(Plausible, ASourceOfALaterReleaseIsRefused) {
   pb::Directive d;
   pb::Source* source = d.mutable_assignment()->mutable_source();
   source->set_kind(pb::Source::MEMORY);
-  EXPECT_TRUE(check(d).ok()) << check(d).message();
+  EXPECT_OK(check(d));
   std::string bytes = source->SerializeAsString();
   bytes.back() = 99;
   ASSERT_TRUE(source->ParseFromString(bytes));
@@ -248,7 +248,7 @@ TEST(Plausible, TextsForPeopleAreCleanedInsteadOfRefused) {
   r.mutable_ranks(0)->add_log_tail(std::string(5000, 'x') + "\n");
   r.mutable_ranks(0)->set_error("plain");
   r.set_hardware_error(std::string(5000, 'x'));
-  ASSERT_TRUE(check(r, kKnown).ok());
+  ASSERT_OK(check(r, kKnown));
   clean(&r);
   EXPECT_EQ(r.ranks(0).last_log(), "?[31mloss?is 3??1m \xc3\xa9");
   EXPECT_EQ(r.ranks(0).log_tail(0).size(), kMaxText);

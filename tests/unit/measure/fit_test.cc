@@ -1,11 +1,10 @@
 #include "worker/measure/fit.h"
 
-#include <gtest/gtest.h>
-
 #include <random>
 
 #include "parallel/jobfile/jobfile.h"
 #include "parallel/planner/layer_cost.h"
+#include "tests/testing/expect.h"
 #include "tests/testing/seed.h"
 
 namespace remesh::measure {
@@ -64,8 +63,7 @@ Measured example() {
 TEST(Describe, IsAClusterWhoseRatesAreThoseMeasured) {
   const std::string text = jobfile::description_text(describe(example()));
   pb::Cluster cluster;
-  const Status read = jobfile::parse_description(text, {"local"}, &cluster);
-  ASSERT_TRUE(read.ok()) << read.message() << text;
+  ASSERT_OK(jobfile::parse_description(text, {"local"}, &cluster)) << text;
   const planner::Machine m = planner::machine_of(cluster);
   EXPECT_EQ(m.node_devices, 4);
   EXPECT_NEAR(m.memory_bytes, 8e9, 1);

@@ -1,10 +1,9 @@
 #include "worker/measure/host.h"
 
-#include <gtest/gtest.h>
-
 #include <thread>
 
 #include "parallel/jobfile/jobfile.h"
+#include "tests/testing/expect.h"
 #include "tests/testing/local_comm.h"
 
 namespace remesh::measure {
@@ -21,7 +20,7 @@ TEST(Host, IsMeasuredByAllRanksAtOnce) {
       threads.emplace_back([&, r] {
         const auto backend = kernels::make_cpu_backend(1);
         auto m = measure_host(*comms[static_cast<size_t>(r)], *backend);
-        ASSERT_TRUE(m.ok()) << m.status().message();
+        ASSERT_OK(m);
         results[static_cast<size_t>(r)] = *std::move(m);
       });
   }
@@ -47,16 +46,14 @@ TEST(Host, IsMeasuredByAllRanksAtOnce) {
 
 // What a worker reports is a valid description.
 TEST(Host, CoresAreMeasuredTogether) {
-  const auto m = measure_cores(2);
-  ASSERT_TRUE(m.ok()) << m.status().message();
-  Measured measured = *m;
+  ASSERT_OK_AND(const auto m, measure_cores(2));
+  Measured measured = m;
   measured.network_bytes_per_s = 1e8;
   pb::Cluster read;
-  const Status s = jobfile::parse_description(
-      jobfile::description_text(describe(measured)), {}, &read);
-  ASSERT_TRUE(s.ok()) << s.message();
+  ASSERT_OK(jobfile::parse_description(
+      jobfile::description_text(describe(measured)), {}, &read));
   EXPECT_GT(read.device().peak_fp32_tflops(), 1e-5);
-  EXPECT_EQ(m->bf16.empty(), m->bf16_attention_flops == 0);
+  EXPECT_EQ(m.bf16.empty(), m.bf16_attention_flops == 0);
 }
 
 }  // namespace

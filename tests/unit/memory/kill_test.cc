@@ -1,6 +1,5 @@
 // A process that is killed between any two instructions of its updates leaves
 // one complete state, at most one step old.
-#include <gtest/gtest.h>
 #include <sched.h>
 #include <signal.h>
 #include <sys/prctl.h>
@@ -15,6 +14,7 @@
 #include <thread>
 
 #include "checkpoint/memory/segment.h"
+#include "tests/testing/expect.h"
 #include "tests/testing/seed.h"
 #include "tests/testing/temp_dir.h"
 
@@ -121,21 +121,19 @@ bool step_through(pid_t child, const std::function<bool()>& look) {
 TEST(StateSegmentKill, EveryInstructionOfAnUpdate) {
   const ShmDir dir;
   constexpr int64_t kElements = 20;
-  auto made = StateSegment::create(dir / "s", kJob, kElements);
-  ASSERT_TRUE(made.ok());
-  update(**made, 1, kElements);
-  made->reset();
-  const auto seen =
-      StateSegment::open(dir / "s", kJob, StateSegment::Mode::kRead);
-  ASSERT_TRUE(seen.ok());
+  ASSERT_OK_AND(auto made, StateSegment::create(dir / "s", kJob, kElements));
+  update(*made, 1, kElements);
+  made.reset();
+  ASSERT_OK_AND(const auto seen,
+                StateSegment::open(dir / "s", kJob, StateSegment::Mode::kRead));
   int64_t last = 1;
   int with_one = 0;
   const pid_t child = start_child(dir / "s", kElements, true, update_for_ever);
   const bool possible = step_through(child, [&] {
-    const int64_t now = newest_step(**seen);
+    const int64_t now = newest_step(*seen);
     EXPECT_TRUE(now == last || now == last + 1) << now << " after " << last;
     last = now;
-    if ((*seen)->contents().states.size() == 1) ++with_one;
+    if (seen->contents().states.size() == 1) ++with_one;
     return last == 5;
   });
   if (!possible) GTEST_SKIP() << "needs ptrace";
@@ -146,17 +144,15 @@ TEST(StateSegmentKill, EveryInstructionOfAnUpdate) {
 // The record that the generation started from is valid at every instant.
 TEST(StateSegmentKill, EveryInstructionOfReuse) {
   const ShmDir dir;
-  auto made = StateSegment::create(dir / "s", kJob, 4);
-  ASSERT_TRUE(made.ok());
-  update(**made, 1, 4);
-  made->reset();
-  const auto seen =
-      StateSegment::open(dir / "s", kJob, StateSegment::Mode::kRead);
-  ASSERT_TRUE(seen.ok());
+  ASSERT_OK_AND(auto made, StateSegment::create(dir / "s", kJob, 4));
+  update(*made, 1, 4);
+  made.reset();
+  ASSERT_OK_AND(const auto seen,
+                StateSegment::open(dir / "s", kJob, StateSegment::Mode::kRead));
   int64_t newest = 1, least = 1;
   const pid_t child = start_child(dir / "s", 4, true, take_over_for_ever);
   const bool possible = step_through(child, [&] {
-    const auto c = (*seen)->contents();
+    const auto c = seen->contents();
     EXPECT_TRUE(c.damaged.empty());
     EXPECT_FALSE(c.states.empty());
     if (c.states.empty()) return true;
@@ -180,19 +176,18 @@ TEST(StateSegmentKill, RandomInstants) {
   std::mt19937 random(seed);
   const ShmDir dir;
   constexpr int64_t kElements = 20000;
-  auto made = StateSegment::create(dir / "s", kJob, kElements);
-  ASSERT_TRUE(made.ok());
-  update(**made, 1, kElements);
-  made->reset();
+  ASSERT_OK_AND(auto made, StateSegment::create(dir / "s", kJob, kElements));
+  update(*made, 1, kElements);
+  made.reset();
   int64_t last = 1;
   for (int i = 0; i < 60; ++i) {
     const pid_t child =
         start_child(dir / "s", kElements, false, update_for_ever);
-    const auto watched =
-        StateSegment::open(dir / "s", kJob, StateSegment::Mode::kRead);
-    ASSERT_TRUE(watched.ok()) << watched.status().to_string();
+    ASSERT_OK_AND(
+        const auto watched,
+        StateSegment::open(dir / "s", kJob, StateSegment::Mode::kRead));
     const auto stands = [&] {
-      const auto states = (*watched)->contents().states;
+      const auto states = watched->contents().states;
       return states.empty() || states[0].info.step <= last;
     };
     int status = 0;
@@ -202,10 +197,9 @@ TEST(StateSegmentKill, RandomInstants) {
     ASSERT_EQ(waitpid(child, &status, 0), child);
     ASSERT_TRUE(WIFSIGNALED(status)) << status;
     // Like a restarted daemon.
-    const auto s =
-        StateSegment::open(dir / "s", kJob, StateSegment::Mode::kWrite);
-    ASSERT_TRUE(s.ok()) << s.status().to_string();
-    const int64_t now = newest_step(**s);
+    ASSERT_OK_AND(const auto s, StateSegment::open(dir / "s", kJob,
+                                                   StateSegment::Mode::kWrite));
+    const int64_t now = newest_step(*s);
     ASSERT_GE(now, last);
     last = now;
   }

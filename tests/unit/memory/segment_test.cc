@@ -2,7 +2,6 @@
 // damaged, foreign or too large is refused with the reason.
 #include "checkpoint/memory/segment.h"
 
-#include <gtest/gtest.h>
 #include <sys/stat.h>
 #include <unistd.h>
 
@@ -11,6 +10,7 @@
 #include <random>
 
 #include "checkpoint/memory/segment_directory.h"
+#include "tests/testing/expect.h"
 #include "tests/testing/seed.h"
 #include "tests/testing/temp_dir.h"
 
@@ -71,9 +71,8 @@ TEST(StateInfo, DecodesExactlyWhatWasEncoded) {
     if (random() % 2 == 0) info.content = {random(), random(), random()};
     const std::vector<uint64_t> words = encode(info);
     ASSERT_LE(words.size(), kMaxInfoWords);
-    const auto back = decode(words);
-    ASSERT_TRUE(back.ok()) << back.status().to_string();
-    ASSERT_EQ(*back, info);
+    ASSERT_OK_AND(const auto back, decode(words));
+    ASSERT_EQ(back, info);
     // Other words give another state or an error, never a crash.
     std::vector<uint64_t> wrong = words;
     wrong[random() % wrong.size()] ^= uint64_t{1} << random() % 64;
@@ -98,17 +97,15 @@ TEST(StateSegment, ANumberIsNotUsedAgain) {
     s->begin(0);
     first = s->commit(info_of(7, 10));
   }
-  const auto reader = StateSegment::open(path, kJob, Mode::kRead);
-  ASSERT_TRUE(reader.ok()) << reader.status().to_string();
-  EXPECT_TRUE((*reader)->is_valid(first));
+  ASSERT_OK_AND(const auto reader, StateSegment::open(path, kJob, Mode::kRead));
+  EXPECT_TRUE(reader->is_valid(first));
   for (const bool commits : {false, true}) {
-    auto s = StateSegment::open(path, kJob, Mode::kWrite);
-    ASSERT_TRUE(s.ok()) << s.status().to_string();
-    (*s)->begin(0);
-    if (commits) (*s)->commit(info_of(8, 10));
-    EXPECT_FALSE((*reader)->is_valid(first));
+    ASSERT_OK_AND(auto s, StateSegment::open(path, kJob, Mode::kWrite));
+    s->begin(0);
+    if (commits) s->commit(info_of(8, 10));
+    EXPECT_FALSE(reader->is_valid(first));
   }
-  EXPECT_EQ((*reader)->contents().states.size(), 1U);
+  EXPECT_EQ(reader->contents().states.size(), 1U);
 }
 
 TEST(StateSegment, EveryReaderFindsWhatWasCommitted) {
@@ -125,16 +122,15 @@ TEST(StateSegment, EveryReaderFindsWhatWasCommitted) {
     fill(s->write(1, 900), 8);
     s->commit(info_of(8, 900));
   }
-  const auto s = StateSegment::open(path, kJob, Mode::kRead);
-  ASSERT_TRUE(s.ok()) << s.status().to_string();
-  const auto c = (*s)->contents();
+  ASSERT_OK_AND(const auto s, StateSegment::open(path, kJob, Mode::kRead));
+  const auto c = s->contents();
   EXPECT_TRUE(c.damaged.empty());
   ASSERT_EQ(c.states.size(), 2U);
   EXPECT_EQ(c.states[0].info, info_of(8, 900));
   EXPECT_EQ(c.states[1].info, info_of(7, 1000));
-  EXPECT_TRUE(filled((*s)->read(c.states[0].buffer, 900), 8));
-  EXPECT_TRUE(filled((*s)->read(c.states[1].buffer, 1000), 7));
-  EXPECT_EQ((*s)->capacity(), 1000);
+  EXPECT_TRUE(filled(s->read(c.states[0].buffer, 900), 8));
+  EXPECT_TRUE(filled(s->read(c.states[1].buffer, 1000), 7));
+  EXPECT_EQ(s->capacity(), 1000);
   struct stat st {};
   ASSERT_EQ(stat(path.c_str(), &st), 0);
   EXPECT_EQ(static_cast<uint64_t>(st.st_size), segment_bytes(1000));
@@ -190,11 +186,10 @@ TEST(StateSegment, TheNewestCommitIsTheNewestAfterReopening) {
   const ShmDir dir;
   make(dir / "s", 4);
   for (int step = 1; step < 6; ++step) {
-    auto s = StateSegment::open(dir / "s", kJob, Mode::kWrite);
-    ASSERT_TRUE(s.ok());
-    (*s)->begin(step % 2);
-    (*s)->commit(info_of(step, 4));
-    ASSERT_EQ((*s)->contents().states[0].info.step, step);
+    ASSERT_OK_AND(auto s, StateSegment::open(dir / "s", kJob, Mode::kWrite));
+    s->begin(step % 2);
+    s->commit(info_of(step, 4));
+    ASSERT_EQ(s->contents().states[0].info.step, step);
   }
 }
 
@@ -204,9 +199,9 @@ TEST(StateSegment, OneWriterAtATime) {
   const auto second = StateSegment::open(dir / "s", kJob, Mode::kWrite);
   ASSERT_FALSE(second.ok());
   EXPECT_EQ(second.status().code(), Code::kUnavailable);
-  EXPECT_TRUE(StateSegment::open(dir / "s", kJob, Mode::kRead).ok());
+  EXPECT_OK(StateSegment::open(dir / "s", kJob, Mode::kRead));
   s.reset();
-  EXPECT_TRUE(StateSegment::open(dir / "s", kJob, Mode::kWrite).ok());
+  EXPECT_OK(StateSegment::open(dir / "s", kJob, Mode::kWrite));
 }
 
 TEST(StateSegment, ContentIsVerifiedWhenItHasAHash) {
@@ -217,7 +212,7 @@ TEST(StateSegment, ContentIsVerifiedWhenItHasAHash) {
   StateInfo info = info_of(3, 100);
   info.content = content_hash(s->read(0, 100));
   const auto c = s->commit(info);
-  EXPECT_TRUE(s->verify_content(c).ok());
+  EXPECT_OK(s->verify_content(c));
   for (size_t v = 0; v < geometry::kNumStateVectors; ++v) {
     float& x = s->write(0, 100)[v][99];
     const float kept = x;
@@ -344,31 +339,29 @@ TEST(StateSegment, ABufferCanBeFreed) {
     EXPECT_EQ(stat(path.c_str(), &st), 0);
     return static_cast<uint64_t>(st.st_blocks) * 512;
   };
-  auto made =
-      StateSegment::create(path, kJob, kElements, StateSegment::Extent::kHalf);
-  ASSERT_TRUE(made.ok()) << made.status().to_string();
+  ASSERT_OK_AND(auto made, StateSegment::create(path, kJob, kElements,
+                                                StateSegment::Extent::kHalf));
   EXPECT_EQ(allocated(), half_segment_bytes(kElements));
-  ASSERT_TRUE((*made)->complete().ok());
+  ASSERT_OK(made->complete());
   EXPECT_EQ(allocated(), segment_bytes(kElements));
   for (const int buffer : {0, 1}) {
-    (*made)->begin(buffer);
-    (*made)->write(buffer, kElements).weights[7] =
-        static_cast<float>(buffer + 1);
-    (void)(*made)->commit(info_of(buffer + 1, kElements));
+    made->begin(buffer);
+    made->write(buffer, kElements).weights[7] = static_cast<float>(buffer + 1);
+    (void)made->commit(info_of(buffer + 1, kElements));
   }
   EXPECT_EQ(StateSegment::free_buffer(path, kJob, 0).code(), Code::kUnavailable)
       << "its owner is alive";
-  made->reset();
-  ASSERT_TRUE(StateSegment::free_buffer(path, kJob, 0).ok());
+  made.reset();
+  ASSERT_OK(StateSegment::free_buffer(path, kJob, 0));
   EXPECT_LT(allocated(), segment_bytes(kElements) * 6 / 10);
-  const auto read = StateSegment::open(path, kJob, StateSegment::Mode::kRead);
-  ASSERT_TRUE(read.ok());
-  const auto contents = (*read)->contents();
+  ASSERT_OK_AND(const auto read,
+                StateSegment::open(path, kJob, StateSegment::Mode::kRead));
+  const auto contents = read->contents();
   ASSERT_EQ(contents.states.size(), 1U);
   EXPECT_EQ(contents.states[0].info.step, 2);
-  EXPECT_EQ((*read)->read(1, kElements).weights[7], 2.0F);
+  EXPECT_EQ(read->read(1, kElements).weights[7], 2.0F);
   const auto again = StateSegment::open(path, kJob, StateSegment::Mode::kWrite);
-  ASSERT_TRUE(again.ok());
+  ASSERT_OK(again);
   EXPECT_EQ(allocated(), segment_bytes(kElements));
 }
 
@@ -385,9 +378,8 @@ TEST(SegmentDirectory, ListsAndRemovesOnlyTheFilesOfTheJob) {
   const ShmDir dir;
   EXPECT_EQ(free_number(dir.path(), kJob), 0);
   for (const int n : {0, 1, 3})
-    ASSERT_TRUE(
-        StateSegment::create(segment_path(dir.path(), kJob, n), kJob, 8).ok());
-  ASSERT_TRUE(StateSegment::create(segment_path(dir.path(), 9, 0), 9, 8).ok());
+    ASSERT_OK(StateSegment::create(segment_path(dir.path(), kJob, n), kJob, 8));
+  ASSERT_OK(StateSegment::create(segment_path(dir.path(), 9, 0), 9, 8));
   const std::vector<std::string> foreign = {"other",
                                             "state-",
                                             "state-0000000000001234",
@@ -417,7 +409,7 @@ TEST(StateSegment, KnowsWhenItsFileWasRemoved) {
   const ShmDir dir;
   const std::string path = segment_path(dir.path(), kJob, 0);
   const auto s = make(path, 10);
-  EXPECT_TRUE(s->check_kept().ok());
+  EXPECT_OK(s->check_kept());
   ASSERT_EQ(unlink(path.c_str()), 0);
   EXPECT_NE(s->check_kept().message().find("enable-linger"), std::string::npos);
 }

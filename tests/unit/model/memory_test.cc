@@ -1,10 +1,10 @@
 // A stage allocates what geometry::chunk_memory() predicts.
 #include <fmt/format.h>
-#include <gtest/gtest.h>
 
 #include <array>
 #include <random>
 
+#include "tests/testing/expect.h"
 #include "tests/testing/llama.h"
 #include "tests/testing/local_comm.h"
 #include "tests/testing/seed.h"
@@ -91,9 +91,8 @@ TEST(Memory, IsPredictedExactly) {
     const auto cp = comm::make_local_comms(c.layout.cp);
     c.options.tp = tp[static_cast<size_t>(c.coord.tp)].get();
     c.options.cp = cp[static_cast<size_t>(c.coord.cp)].get();
-    const auto stage = Stage::create(shard, c.options, *backend);
-    ASSERT_TRUE(stage.ok()) << stage.status().to_string();
-    const Stage::Memory m = (*stage)->memory();
+    ASSERT_OK_AND(const auto stage, Stage::create(shard, c.options, *backend));
+    const Stage::Memory m = stage->memory();
     EXPECT_EQ(expected.weights, m.weights);
     EXPECT_EQ(expected.activations * static_cast<uint64_t>(c.options.num_slots),
               m.activations);

@@ -3,13 +3,13 @@
 //
 // tests/testing/seed.h says how to choose the cases.
 #include <fmt/format.h>
-#include <gtest/gtest.h>
 
 #include <array>
 #include <cstdlib>
 #include <random>
 #include <thread>
 
+#include "tests/testing/expect.h"
 #include "tests/testing/llama.h"
 #include "tests/testing/local_comm.h"
 #include "tests/testing/seed.h"
@@ -326,7 +326,7 @@ TEST(Parallel, RefusesSequencesThatTheRanksCannotShare) {
   EXPECT_NE(refused.status().message().find("allowed: a multiple of 4"),
             std::string::npos);
   o.max_seq = 12;
-  EXPECT_TRUE(Stage::create(shard, o, *backend).ok());
+  EXPECT_OK(Stage::create(shard, o, *backend));
 }
 
 TEST(Parallel, PiecesOfASequenceBalanceTheMask) {

@@ -3,11 +3,10 @@
 // no bit.
 #include "worker/model/stage.h"
 
-#include <gtest/gtest.h>
-
 #include <algorithm>
 #include <limits>
 
+#include "tests/testing/expect.h"
 #include "tests/testing/llama.h"
 #include "tests/unit/model/model_fixture.h"
 #include "worker/model/llama/rope.h"
@@ -345,14 +344,13 @@ TEST_P(StageTest, UsesWeightsBetweenNeedAndReleaseAlone) {
         o.block_buffers = buffers;
         const auto shard = make_shard(m.table);
         StrictHooks hooks(m, shard);
-        const auto stage = Stage::create(shard, o, *cpu_);
-        ASSERT_TRUE(stage.ok());
-        hooks.use(**stage);
-        EXPECT_EQ((*stage)->forward(0, m.batch(0, kB, kT), nullptr, hooks),
+        ASSERT_OK_AND(const auto stage, Stage::create(shard, o, *cpu_));
+        hooks.use(*stage);
+        EXPECT_EQ(stage->forward(0, m.batch(0, kB, kT), nullptr, hooks),
                   expected.loss[0]);
-        (*stage)->backward(0, 0.01, nullptr, hooks);
+        stage->backward(0, 0.01, nullptr, hooks);
         EXPECT_EQ(hooks.order().empty(), split);
-        if (split) (*stage)->backward_weight(0, hooks);
+        if (split) stage->backward_weight(0, hooks);
         hooks.expect_all_ready();
         EXPECT_EQ(hooks.order(), (std::vector<int>{5, 4, 3, 2, 1, 0}));
         EXPECT_EQ(hooks.gradient(), expected.grads);

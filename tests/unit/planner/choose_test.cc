@@ -1,5 +1,4 @@
 // Choosing a mesh for a model, compared with an exhaustive search.
-#include <gtest/gtest.h>
 
 #include <optional>
 #include <random>
@@ -8,6 +7,7 @@
 #include "parallel/planner/local.h"
 #include "parallel/planner/memory.h"
 #include "parallel/planner/placement.h"
+#include "tests/testing/expect.h"
 #include "tests/testing/llama.h"
 #include "tests/testing/seed.h"
 
@@ -137,17 +137,15 @@ TEST(Choose, SlowHostsGetFewerMicrobatches) {
       m.flops = m.fp32_flops = m.attention_flops = 3 * m.fp32_flops;
     q.workers.back().core = m;
   }
-  const auto even = place_mesh(q);
-  ASSERT_TRUE(even.ok());
-  EXPECT_TRUE(even->shares.empty());
-  const double slow = predict_step(q, even->layout).total_s;
+  ASSERT_OK_AND(const auto even, place_mesh(q));
+  EXPECT_TRUE(even.shares.empty());
+  const double slow = predict_step(q, even.layout).total_s;
   q.by_speed = true;
-  const auto placed = place_mesh(q);
-  ASSERT_TRUE(placed.ok());
-  EXPECT_EQ(placed->shares, (geometry::Shares{6, 2}));
-  EXPECT_NE(placed->reason.find("6, 2 microbatches"), std::string::npos)
-      << placed->reason;
-  EXPECT_LT(predict_step(q, placed->layout).total_s, 0.8 * slow);
+  ASSERT_OK_AND(const auto placed, place_mesh(q));
+  EXPECT_EQ(placed.shares, (geometry::Shares{6, 2}));
+  EXPECT_NE(placed.reason.find("6, 2 microbatches"), std::string::npos)
+      << placed.reason;
+  EXPECT_LT(predict_step(q, placed.layout).total_s, 0.8 * slow);
   q.workers[1].core.reset();  // nobody knows what it does
   EXPECT_TRUE(place_mesh(q)->shares.empty());
 }
@@ -301,7 +299,7 @@ TEST(Choose, TheMeshIsTheLargestThatAnySearchFinds) {
     }
     ++placed;
     ASSERT_EQ(d->layout.world(), most) << d->reason;
-    ASSERT_TRUE(admit(*q.shape, d->layout).ok());
+    ASSERT_OK(admit(*q.shape, d->layout));
     ASSERT_TRUE(given(q.degrees.dp, d->layout.dp));
     ASSERT_TRUE(given(q.degrees.tp, d->layout.tp));
     ASSERT_TRUE(given(q.degrees.pp, d->layout.pp));
@@ -451,7 +449,7 @@ TEST(Choose, AHostWithLittleMemoryKeepsNoOtherFromItsMesh) {
       for (const pb::RankPlace& p : placed->ranks) EXPECT_EQ(p.worker(), "b");
       EXPECT_NE(placed->reason.find("a-small not used: too little memory"),
                 std::string::npos)
-          << placed->reason;
+          << placed.reason;
     }
 }
 
@@ -490,17 +488,17 @@ TEST(Shape, WhatNoMeshCanRunIsRefusedWithTheReason) {
     EXPECT_NE(status.message().find(what), std::string::npos)
         << status.message();
   };
-  EXPECT_TRUE(admit(s, {.dp = 8, .pp = 4, .tp = 4, .cp = 2}).ok());
+  EXPECT_OK(admit(s, {.dp = 8, .pp = 4, .tp = 4, .cp = 2}));
   says({.dp = 9}, "dp must be 1 to 8");
   says({.pp = 5}, "allowed: 1 to 4");
   says({.cp = 3}, "allowed: a multiple of 6");
   s.schedule = ScheduleKind::kInterleaved1F1B;
   s.chunks = 2;
-  EXPECT_TRUE(admit(s, {.dp = 3}).ok());
-  EXPECT_TRUE(admit(s, {.dp = 4, .pp = 2}).ok());
+  EXPECT_OK(admit(s, {.dp = 3}));
+  EXPECT_OK(admit(s, {.dp = 4, .pp = 2}));
   says({.pp = 3}, "at most the 4 layers");
   // pp need not divide the microbatches, and dp may split them unevenly.
-  EXPECT_TRUE(admit(s, {.dp = 3, .pp = 2}).ok());
+  EXPECT_OK(admit(s, {.dp = 3, .pp = 2}));
   const Layout uneven{.dp = 3, .pp = 2};
   const int64_t most = most_microbatches(s, uneven);
   EXPECT_EQ(schedule_on(s, uneven, most).num_microbatches, 4);

@@ -1,11 +1,10 @@
 #include "parallel/planner/description.h"
 
-#include <gtest/gtest.h>
-
 #include <filesystem>
 
 #include "parallel/jobfile/jobfile.h"
 #include "parallel/planner/layer_cost.h"
+#include "tests/testing/expect.h"
 
 namespace remesh::planner {
 namespace {
@@ -40,7 +39,7 @@ std::string replaced(std::string text, const std::string& a,
 
 TEST(Cluster, BecomesRatesInSiUnits) {
   pb::Cluster c;
-  ASSERT_TRUE(read(kCluster, &c).ok());
+  ASSERT_OK(read(kCluster, &c));
   const Machine m = machine_of(c);
   EXPECT_DOUBLE_EQ(m.flops, 150e12);
   EXPECT_DOUBLE_EQ(m.peak_flops, 300e12);
@@ -97,10 +96,10 @@ TEST(Cluster, AMissingKeyIsNamed) {
 
 TEST(Model, ErrorsNameTheValueAndWhatIsAllowed) {
   pb::ModelFile file;
-  ASSERT_TRUE(read("[model]\ndim = 100\nn_layers = 2\nn_heads = 3\n"
-                   "hidden_dim = 8\nvocab_size = 9\n",
-                   &file)
-                  .ok());
+  ASSERT_OK(
+      read("[model]\ndim = 100\nn_layers = 2\nn_heads = 3\n"
+           "hidden_dim = 8\nvocab_size = 9\n",
+           &file));
   EXPECT_EQ(model_of(file).status().message(),
             "model.n_heads = 3: must divide model.dim = 100");
   EXPECT_EQ(read("[model]\nn_layers = 1025\n", &file).message(),
@@ -115,11 +114,10 @@ TEST(Descriptions, EveryShippedClusterIsValid) {
   int n = 0;
   for (const auto& entry : fs::directory_iterator("deploy/clusters")) {
     pb::Cluster c;
-    const Status s = jobfile::load_description(entry.path().string(), &c);
-    EXPECT_TRUE(s.ok()) << s.message();
+    EXPECT_OK(jobfile::load_description(entry.path().string(), &c));
     // Written and read again it is the same.
     pb::Cluster again;
-    ASSERT_TRUE(read(jobfile::description_text(c), &again).ok());
+    ASSERT_OK(read(jobfile::description_text(c), &again));
     EXPECT_EQ(c.SerializeAsString(), again.SerializeAsString());
     EXPECT_GT(c.efficiency().error(), 0) << entry.path();
     ++n;
@@ -131,18 +129,16 @@ TEST(Descriptions, EveryShippedModelHasTheSizeOfItsName) {
   int n = 0;
   for (const auto& entry : fs::directory_iterator("deploy/models")) {
     pb::ModelFile file;
-    const Status s = jobfile::load_description(entry.path().string(), &file);
-    ASSERT_TRUE(s.ok()) << s.message();
-    const auto model = model_of(file);
-    ASSERT_TRUE(model.ok()) << model.status().message();
+    ASSERT_OK(jobfile::load_description(entry.path().string(), &file));
+    ASSERT_OK_AND(const auto model, model_of(file));
     const std::string name = entry.path().stem().string();
     const std::string size = name.substr(name.rfind('-') + 1);
     const double nominal = std::stod(size) * (size.back() == 't' ? 1e12 : 1e9);
     JobShape shape;
-    shape.model = *model;
+    shape.model = model;
     const double elements =
-        static_cast<double>(model->n_layers) * layer_elements(shape, {}) +
-        vocabulary_elements(shape, {}) * (model->tie_embeddings ? 1 : 2);
+        static_cast<double>(model.n_layers) * layer_elements(shape, {}) +
+        vocabulary_elements(shape, {}) * (model.tie_embeddings ? 1 : 2);
     // Names are rounded, the smallest most; Megatron's count one table.
     EXPECT_NEAR(elements / nominal, 1, nominal < 5e9 ? 0.32 : 0.12) << name;
     ++n;

@@ -2,8 +2,6 @@
 // mesh holds; ranks are threads.
 #include "parallel/planner/memory.h"
 
-#include <gtest/gtest.h>
-
 #include <cmath>
 #include <random>
 #include <thread>
@@ -13,6 +11,7 @@
 #include "parallel/geometry/lora.h"
 #include "parallel/geometry/sharding.h"
 #include "tests/testing/engine.h"
+#include "tests/testing/expect.h"
 #include "tests/testing/llama.h"
 #include "tests/testing/local_comm.h"
 #include "tests/testing/seed.h"
@@ -85,27 +84,25 @@ std::vector<MemoryUse> held(const JobShape& s, const Layout& l) {
   for (int r = 0; r < l.world(); ++r)
     ranks.emplace_back([&, r] {
       const auto backend = kernels::make_cpu_backend(1);
-      auto mesh = comm::Mesh::make(*comms[static_cast<size_t>(r)], l);
-      ASSERT_TRUE(mesh.ok());
-      auto engine = engine::make_engine(table, **mesh, options_of(s, l),
+      ASSERT_OK_AND(auto mesh,
+                    comm::Mesh::make(*comms[static_cast<size_t>(r)], l));
+      auto engine = engine::make_engine(table, *mesh, options_of(s, l),
                                         *backend, engine::Progress());
-      ASSERT_TRUE(engine.ok()) << engine.status().message();
+      ASSERT_OK(engine);
       engine::initialise(**engine, *backend, 1);
       (*engine)->state_loaded();
       const std::vector<int32_t> tokens(static_cast<size_t>(s.B * s.T), 3);
       const std::vector<model::MicroBatch> mine(
           static_cast<size_t>(
-              geometry::even_share(s.microbatches, l.dp, (*mesh)->coord().dp)
+              geometry::even_share(s.microbatches, l.dp, mesh->coord().dp)
                   .size()),
           {.tokens_BT = tokens.data(),
            .targets_BT = tokens.data(),
            .B = s.B,
            .T = s.T});
-      const auto done =
-          (*engine)->run({.lr = 0.1,
-                          .microbatches = mine,
-                          .global_tokens = s.microbatches * s.B * s.T});
-      ASSERT_TRUE(done.ok()) << done.status().message();
+      ASSERT_OK((*engine)->run({.lr = 0.1,
+                                .microbatches = mine,
+                                .global_tokens = s.microbatches * s.B * s.T}));
       out[static_cast<size_t>(r)] = (*engine)->memory();
     });
   ranks.clear();

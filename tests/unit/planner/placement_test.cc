@@ -1,12 +1,11 @@
 #include "parallel/planner/placement.h"
 
-#include <gtest/gtest.h>
-
 #include <algorithm>
 #include <map>
 #include <random>
 #include <set>
 
+#include "tests/testing/expect.h"
 #include "tests/testing/seed.h"
 
 namespace remesh::planner {
@@ -127,11 +126,10 @@ TEST_F(PlacementProperty, TheOrderOfTheInputDoesNotMatter) {
   for_random_deals([&](PlacementRequest q, const Placement& d) {
     std::shuffle(q.workers.begin(), q.workers.end(), rng_);
     std::shuffle(q.previous.begin(), q.previous.end(), rng_);
-    const auto again = place_mesh(q);
-    ASSERT_TRUE(again.ok());
-    EXPECT_EQ(again->ranks, d.ranks);
-    EXPECT_EQ(again->layout, d.layout);
-    EXPECT_EQ(again->reason, d.reason);
+    ASSERT_OK_AND(const auto again, place_mesh(q));
+    EXPECT_EQ(again.ranks, d.ranks);
+    EXPECT_EQ(again.layout, d.layout);
+    EXPECT_EQ(again.reason, d.reason);
   });
 }
 
@@ -143,9 +141,8 @@ TEST_F(PlacementProperty, MoreSlotsNeverMakeFewerRanks) {
           .slots += pick(rng_, 1, 3);
     else
       q.workers.push_back({"new", "h1", pick(rng_, 1, 4), 2});
-    const auto more = place_mesh(q);
-    ASSERT_TRUE(more.ok());
-    EXPECT_GE(more->layout.world(), d.layout.world());
+    ASSERT_OK_AND(const auto more, place_mesh(q));
+    EXPECT_GE(more.layout.world(), d.layout.world());
   });
 }
 
@@ -165,9 +162,8 @@ TEST_F(PlacementProperty, WhenAWorkerIsReplacedOnlyItsRanksMove) {
     // Sorts first or last, and may be on another host.
     gone.worker = pick(rng_, 0, 1) == 0 ? "a" : "z";
     gone.host = "h" + std::to_string(pick(rng_, 0, 9));
-    const auto next = place_mesh(q);
-    ASSERT_TRUE(next.ok());
-    ASSERT_EQ(next->layout, d.layout);
+    ASSERT_OK_AND(const auto next, place_mesh(q));
+    ASSERT_EQ(next.layout, d.layout);
     for (size_t r = 0; r < d.ranks.size(); ++r) {
       if (d.ranks[r].worker() == old_name) continue;
       EXPECT_EQ(next->ranks[r].worker(), d.ranks[r].worker());
@@ -181,8 +177,7 @@ TEST_F(PlacementProperty, WhenWorkersJoinThoseThereKeepTheirRanks) {
     if (d.layout.tp > 1 || !q.previous.empty()) return;
     q.previous = d.ranks;
     q.workers.push_back({"a", "a", 2, 2});  // sorts first
-    const auto next = place_mesh(q);
-    ASSERT_TRUE(next.ok());
+    ASSERT_OK_AND(const auto next, place_mesh(q));
     for (size_t r = 0; r < d.ranks.size(); ++r) {
       // Unless a worker that is there had spare slots, which fill first.
       if (d.spares > 0) continue;
@@ -230,7 +225,7 @@ PlacementRequest two_workers() {
 TEST(Placement, SaysWhatItChoseAndWhy) {
   PlacementRequest q = two_workers();
   auto d = place_mesh(q);
-  ASSERT_TRUE(d.ok());
+  ASSERT_OK(d);
   EXPECT_EQ(d->reason, "dp3: 3 of 3 slots on 2 workers");
   EXPECT_EQ(d->ranks[0].ShortDebugString(),
             R"(rank: 0 worker: "a" local_slot: 0 threads: 1)");

@@ -1,12 +1,12 @@
 #include "worker/sample/evaluate.h"
 
 #include <fmt/format.h>
-#include <gtest/gtest.h>
 
 #include <algorithm>
 #include <cmath>
 #include <cstring>
 
+#include "tests/testing/expect.h"
 #include "tests/unit/sample/small_generator.h"
 
 namespace remesh::sample {
@@ -55,22 +55,22 @@ TEST(Evaluate, PredictsEachTokenOnceInWindows) {
   // In one window.
   auto model = small.open(100, 100);
   int64_t ticks = 0;
-  auto score = score_text(*model, files, text,
-                          [&](int64_t done, int64_t) { ticks = done; });
-  ASSERT_TRUE(score.ok());
-  EXPECT_EQ(score->tokens, static_cast<int64_t>(text.size()));
-  EXPECT_EQ(ticks, score->tokens);
+  ASSERT_OK_AND(auto score,
+                score_text(*model, files, text,
+                           [&](int64_t done, int64_t) { ticks = done; }));
+  EXPECT_EQ(score.tokens, static_cast<int64_t>(text.size()));
+  EXPECT_EQ(ticks, score.tokens);
   const double want = surprise(*model, "", text);
-  EXPECT_NEAR(score->nats, want, 1e-3);
-  EXPECT_NEAR(score->perplexity(),
+  EXPECT_NEAR(score.nats, want, 1e-3);
+  EXPECT_NEAR(score.perplexity(),
               std::exp(want / static_cast<double>(text.size())), 1e-3);
-  EXPECT_NEAR(score->bits_per_byte(),
+  EXPECT_NEAR(score.bits_per_byte(),
               want / static_cast<double>(text.size()) / std::log(2), 1e-4);
   // In windows of 10, each of which begins with the token before it. The last
   // one has six tokens of its own, and four of the window before.
   model = small.open(100, 10);
-  score = score_text(*model, files, text, [](int64_t, int64_t) {});
-  ASSERT_TRUE(score.ok());
+  ASSERT_OK_AND(score,
+                score_text(*model, files, text, [](int64_t, int64_t) {}));
   double sum = 0;
   for (size_t at = 0; at < text.size(); at += 10) {
     model->truncate(0);
@@ -84,7 +84,7 @@ TEST(Evaluate, PredictsEachTokenOnceInWindows) {
     }
   }
   ASSERT_EQ(text.size() % 10, 6U);
-  EXPECT_NEAR(score->nats, sum, 1e-3);
+  EXPECT_NEAR(score.nats, sum, 1e-3);
 }
 
 TEST(Evaluate, ChoosesTheLikeliestContinuation) {
@@ -105,13 +105,12 @@ TEST(Evaluate, ChoosesTheLikeliestContinuation) {
     const std::vector<Question> questions = {
         {"It was", choices, answer},
         {"It was ", {"dark", "b", "stormy night"}, answer}};
-    const auto score =
-        score_choices(*model, files, questions, [](int64_t, int64_t) {});
-    ASSERT_TRUE(score.ok());
-    EXPECT_EQ(score->questions, 2);
-    EXPECT_EQ(score->right, least(total) == answer ? 2 : 0);
+    ASSERT_OK_AND(const auto score, score_choices(*model, files, questions,
+                                                  [](int64_t, int64_t) {}));
+    EXPECT_EQ(score.questions, 2);
+    EXPECT_EQ(score.right, least(total) == answer ? 2 : 0);
     // The second question's choices are shorter by the space.
-    EXPECT_GE(score->right_by_length, least(mean) == answer ? 1 : 0);
+    EXPECT_GE(score.right_by_length, least(mean) == answer ? 1 : 0);
   }
   const auto long_one = score_choices(
       *small.open(8), files, {{"It was", choices, 0}}, [](int64_t, int64_t) {});
@@ -178,11 +177,10 @@ TEST(Evaluate, QuestionsAreChecked) {
   };
   const std::string good =
       R"({"prompt": "a", "choices": ["b", "c"], "answer": 1, "id": 7})";
-  const auto two = parse_questions(good + "\n\n" + good, "q");
-  ASSERT_TRUE(two.ok());
-  EXPECT_EQ(two->size(), 2U);
-  EXPECT_EQ((*two)[1].choices[1], "c");
-  EXPECT_EQ((*two)[1].answer, 1);
+  ASSERT_OK_AND(const auto two, parse_questions(good + "\n\n" + good, "q"));
+  EXPECT_EQ(two.size(), 2U);
+  EXPECT_EQ(two[1].choices[1], "c");
+  EXPECT_EQ(two[1].answer, 1);
   EXPECT_EQ(problem(""), "q: has no questions");
   EXPECT_EQ(problem(good + "\n[1]"), "q:2: is no JSON object");
   EXPECT_EQ(problem("{\"prompt\": "), "q:1: is no JSON object");

@@ -1,11 +1,10 @@
 #include "worker/sample/model_files.h"
 
-#include <gtest/gtest.h>
-
 #include <filesystem>
 
 #include "checkpoint/huggingface/transfer.h"
 #include "checkpoint/manifest/manifest.h"
+#include "tests/testing/expect.h"
 #include "tests/unit/huggingface/small_folder.h"
 #include "tests/unit/tokenizer/small_models.h"
 
@@ -51,13 +50,12 @@ TEST_F(ModelFilesTest, FindsAHuggingFaceFolder) {
   EXPECT_NE(problem({.path = folder.path()}).find("no tokenizer is beside it"),
             std::string::npos);
   folder.put("tokenizer.json", tokenizer::byte_level().dump());
-  const auto found = find({.path = folder.path()});
-  ASSERT_TRUE(found.ok()) << found.status().to_string();
-  EXPECT_EQ(found->weights, folder.path());
-  EXPECT_EQ(found->begin, std::vector<int32_t>{3});
-  EXPECT_EQ(found->end, (std::set<int32_t>{4, 5, 258}));
-  EXPECT_EQ(found->trained_length, 99);
-  EXPECT_EQ(found->text_begin, std::vector<int32_t>{}) << "as GPT-2";
+  ASSERT_OK_AND(const auto found, find({.path = folder.path()}));
+  EXPECT_EQ(found.weights, folder.path());
+  EXPECT_EQ(found.begin, std::vector<int32_t>{3});
+  EXPECT_EQ(found.end, (std::set<int32_t>{4, 5, 258}));
+  EXPECT_EQ(found.trained_length, 99);
+  EXPECT_EQ(found.text_begin, std::vector<int32_t>{}) << "as GPT-2";
   // Its tokenizer may put a token in front of texts, and more may end them.
   tokenizer::Json json = tokenizer::byte_level();
   json["post_processor"] = {
@@ -90,20 +88,18 @@ TEST_F(ModelFilesTest, MetasModelsBeginTextsAsTheirTokenizer) {
                                 "n_kv_heads": 2, "norm_eps": 1e-5})");
   folder.put("tokenizer.model",
              tokenizer::small_sentencepiece().SerializeAsString());
-  const auto found = find({.path = folder.path()});
-  ASSERT_TRUE(found.ok()) << found.status().to_string();
-  EXPECT_EQ(found->begin, std::vector<int32_t>{1});
-  EXPECT_EQ(found->text_begin, std::vector<int32_t>{1});
+  ASSERT_OK_AND(const auto found, find({.path = folder.path()}));
+  EXPECT_EQ(found.begin, std::vector<int32_t>{1});
+  EXPECT_EQ(found.text_begin, std::vector<int32_t>{1});
 }
 
 TEST_F(ModelFilesTest, AnImportedModelBeginsTextsAsItsTokenizer) {
   const SmallFolder model(huggingface::Dtype::kFp32);
   const testing::TempDir out;
   const std::string imported = out.path() + "/imported";
-  ASSERT_TRUE(huggingface::import_model(
-                  *fs_, *huggingface::ModelFolder::open(*fs_, model.path()),
-                  imported, [](uint64_t, uint64_t) {})
-                  .ok());
+  ASSERT_OK(huggingface::import_model(
+      *fs_, *huggingface::ModelFolder::open(*fs_, model.path()), imported,
+      [](uint64_t, uint64_t) {}));
   const testing::TempDir folder;
   const auto put = [&](const std::string& name, const std::string& text) {
     testing::write_whole(folder.path() + "/" + name, text);
@@ -119,11 +115,11 @@ TEST_F(ModelFilesTest, AnImportedModelBeginsTextsAsItsTokenizer) {
   using Tokens = std::vector<int32_t>;
   const auto begins = [&](const std::string& path, const Tokens& all,
                           const Tokens& prompt) {
-    const auto found =
-        find({.path = path, .tokenizer = folder.path() + "/tokenizer.json"});
-    ASSERT_TRUE(found.ok()) << found.status().to_string();
-    EXPECT_EQ(found->begin, all);
-    EXPECT_EQ(found->text_begin, prompt);
+    ASSERT_OK_AND(
+        const auto found,
+        find({.path = path, .tokenizer = folder.path() + "/tokenizer.json"}));
+    EXPECT_EQ(found.begin, all);
+    EXPECT_EQ(found.text_begin, prompt);
   };
   begins(imported, {259}, {259});
   begins(imported + "/step-00000000", {259}, {259});
@@ -150,20 +146,19 @@ TEST_F(ModelFilesTest, AnImportedModelBeginsTextsAsItsTokenizer) {
 
 TEST_F(ModelFilesTest, FindsTheModelOfARun) {
   make_run();
-  const auto found = find({.path = run_.path(), .tokenizer = "bytes"});
-  ASSERT_TRUE(found.ok()) << found.status().to_string();
-  EXPECT_EQ(found->weights, run_.path() + "/checkpoints");
-  EXPECT_EQ(found->begin, std::vector<int32_t>{tokenizer::kByteEndOfText});
-  EXPECT_EQ(found->trained_length, 64);
-  const auto step =
-      find({.path = run_.path(), .step = 7, .tokenizer = "bytes"});
-  ASSERT_TRUE(step.ok());
-  EXPECT_EQ(step->weights, run_.path() + "/checkpoints/step-00000007");
+  ASSERT_OK_AND(const auto found,
+                find({.path = run_.path(), .tokenizer = "bytes"}));
+  EXPECT_EQ(found.weights, run_.path() + "/checkpoints");
+  EXPECT_EQ(found.begin, std::vector<int32_t>{tokenizer::kByteEndOfText});
+  EXPECT_EQ(found.trained_length, 64);
+  ASSERT_OK_AND(const auto step,
+                find({.path = run_.path(), .step = 7, .tokenizer = "bytes"}));
+  EXPECT_EQ(step.weights, run_.path() + "/checkpoints/step-00000007");
   // Its checkpoint by name has the same tokenizer.
-  const auto checkpoint = find({.path = step->weights, .tokenizer = "bytes"});
-  ASSERT_TRUE(checkpoint.ok());
-  EXPECT_EQ(checkpoint->weights, step->weights);
-  EXPECT_EQ(checkpoint->begin, found->begin);
+  ASSERT_OK_AND(const auto checkpoint,
+                find({.path = step.weights, .tokenizer = "bytes"}));
+  EXPECT_EQ(checkpoint.weights, step.weights);
+  EXPECT_EQ(checkpoint.begin, found.begin);
   EXPECT_NE(problem({.path = run_.path(), .step = 8, .tokenizer = "bytes"})
                 .find("there is no checkpoint yet"),
             std::string::npos);
@@ -179,13 +174,11 @@ TEST_F(ModelFilesTest, AModelBesideARunIsNotTheRuns) {
   std::filesystem::copy(folder.path(), tuned + "/model");
   std::filesystem::copy(run_.path() + "/checkpoints", tuned + "/copies",
                         std::filesystem::copy_options::recursive);
-  const auto model = find({.path = tuned + "/model"});
-  ASSERT_TRUE(model.ok()) << model.status().to_string();
-  EXPECT_EQ(model->tokenizer->vocab_size(), 259);
-  const auto copy =
-      find({.path = tuned + "/copies/step-00000007", .tokenizer = "bytes"});
-  ASSERT_TRUE(copy.ok()) << copy.status().to_string();
-  EXPECT_EQ(copy->trained_length, 0);
+  ASSERT_OK_AND(const auto model, find({.path = tuned + "/model"}));
+  EXPECT_EQ(model.tokenizer->vocab_size(), 259);
+  ASSERT_OK_AND(const auto copy, find({.path = tuned + "/copies/step-00000007",
+                                       .tokenizer = "bytes"}));
+  EXPECT_EQ(copy.trained_length, 0);
 }
 
 TEST_F(ModelFilesTest, NamesWhatIsMissing) {

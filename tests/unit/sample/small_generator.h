@@ -1,11 +1,10 @@
 // A small model with a vocabulary of bytes, opened from a Hugging Face folder.
 #pragma once
 
-#include <gtest/gtest.h>
-
 #include <cstring>
 #include <memory>
 
+#include "tests/testing/expect.h"
 #include "tests/unit/huggingface/small_folder.h"
 #include "worker/sample/generator.h"
 
@@ -35,10 +34,10 @@ struct SmallGenerator {
                                   int64_t window = Generator::kWindow) const {
     const auto fs = posix_file_system();
     const auto weights = open_weights(*fs, {.weights = files.path()});
-    EXPECT_TRUE(weights.ok()) << weights.status().to_string();
+    EXPECT_OK(weights);
     auto made = Generator::load(*weights, kernels::Dtype::kFp32, context,
                                 *backend, window);
-    EXPECT_TRUE(made.ok()) << made.status().to_string();
+    EXPECT_OK(made);
     return std::move(*made);
   }
 

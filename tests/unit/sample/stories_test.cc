@@ -1,8 +1,8 @@
 // The model that is shipped, against what its own program prints.
-#include <gtest/gtest.h>
 
 #include <string>
 
+#include "tests/testing/expect.h"
 #include "tests/testing/files.h"
 #include "worker/sample/choice.h"
 #include "worker/sample/generator.h"
@@ -17,11 +17,10 @@ TEST(Stories, GreedyTextIsThatOfTheReferenceProgram) {
   const auto fs = posix_file_system();
   const ModelFiles files = find_model(*fs, {.path = kModel}).value();
   EXPECT_EQ(files.begin, std::vector<int32_t>{kBegin});
-  const auto weights = open_weights(*fs, files);
-  ASSERT_TRUE(weights.ok()) << weights.status().to_string();
+  ASSERT_OK_AND(const auto weights, open_weights(*fs, files));
   const auto backend = kernels::make_cpu_backend(1);
   const auto model =
-      Generator::load(*weights, kernels::Dtype::kFp32, 257, *backend).value();
+      Generator::load(weights, kernels::Dtype::kFp32, 257, *backend).value();
   std::string text;
   tokenizer::TextStream stream(*files.tokenizer);
   int32_t token = kBegin;
@@ -29,7 +28,7 @@ TEST(Stories, GreedyTextIsThatOfTheReferenceProgram) {
   for (; tokens < 256; ++tokens) {
     token = choose(model->extend({&token, 1}), {.temperature = 0}, 0);
     if (token == kBegin) break;
-    ASSERT_TRUE(stream.add(token, text).ok());
+    ASSERT_OK(stream.add(token, text));
   }
   stream.finish(text);
   EXPECT_GT(tokens, 200);
@@ -43,7 +42,7 @@ TEST(Stories, TheTokenizerIsTheModels) {
   const ModelFiles files = find_model(*fs, {.path = kModel}).value();
   std::vector<int32_t> tokens;
   const std::string text = "Once upon a time, there was a dog €7.";
-  ASSERT_TRUE(files.tokenizer->encode(text, {}, tokens).ok());
+  ASSERT_OK(files.tokenizer->encode(text, {}, tokens));
   EXPECT_LT(tokens.size(), 30U);
   EXPECT_EQ(files.tokenizer->decode(tokens).value(), text);
 }

@@ -1,12 +1,11 @@
 #include "worker/sample/weights.h"
 
-#include <gtest/gtest.h>
-
 #include <algorithm>
 #include <filesystem>
 
 #include "checkpoint/memory/segment.h"
 #include "parallel/geometry/sharding.h"
+#include "tests/testing/expect.h"
 #include "tests/testing/temp_dir.h"
 #include "tests/unit/huggingface/small_folder.h"
 
@@ -69,8 +68,7 @@ class WeightsTest : public ::testing::Test {
       return -1;
     }
     std::vector<float> got(static_cast<size_t>(table_.num_elements()));
-    const Status loaded = weights->load(table_, got);
-    EXPECT_TRUE(loaded.ok()) << loaded.to_string();
+    EXPECT_OK(weights->load(table_, got));
     const auto step = static_cast<int64_t>(got[0] / 1000);
     for (size_t i = 0; i < got.size(); ++i)
       EXPECT_EQ(got[i], value(step, static_cast<int64_t>(i))) << i;

@@ -1,7 +1,6 @@
 // The coordinator daemon as a process: killed, started again, asked.
 #include "coordinator/server/daemon.h"
 
-#include <gtest/gtest.h>
 #include <poll.h>
 #include <signal.h>
 #include <sys/wait.h>
@@ -24,6 +23,7 @@
 #include "proto/base/clock.h"
 #include "proto/wire/channel.h"
 #include "proto/wire/key_choice.h"
+#include "tests/testing/expect.h"
 #include "tests/testing/hooked_file_system.h"
 #include "tests/testing/small_disk.h"
 #include "tests/testing/temp_dir.h"
@@ -36,7 +36,7 @@ namespace fs = std::filesystem;
 pb::Job test_job(const std::string& seed = "1") {
   const auto parsed = jobfile::parse_job(
       "", {}, {"data.path=/d", "job.name=t", "train.seed=" + seed});
-  EXPECT_TRUE(parsed.ok()) << parsed.status().message();
+  EXPECT_OK(parsed);
   jobfile::DataInfo info;
   info.vocab_size = 257;
   return jobfile::resolve(parsed.value(), info).value();
@@ -182,7 +182,7 @@ TEST_F(DaemonTest, AnotherTrainingInTheRunDirectoryIsRefused) {
 TEST_F(DaemonTest, TermEndsTheDaemonAndStopEndsTheJob) {
   start();
   EXPECT_EQ(stop(SIGTERM), 100 + SIGTERM);
-  EXPECT_TRUE(rundir::read_endpoint(run_).ok()) << "kept for the next life";
+  EXPECT_OK(rundir::read_endpoint(run_)) << "kept for the next life";
   start();
   ASSERT_TRUE(ask(pb::Command::STOP).has_value());
   EXPECT_EQ(stop(0), 0);
@@ -255,15 +255,14 @@ TEST_F(DaemonTest, WaitsForAFullDisk) {
   report->set_cores(1);
   report->set_state(pb::Report::IDLE);
   report->set_has_inventory(true);
-  const auto keys = wire::choose_keys({.run = run_, .member = "worker"});
-  ASSERT_TRUE(keys.ok()) << keys.status().to_string();
-  auto client = wire::Client::connect(endpoint_.address, *keys);
-  ASSERT_TRUE(client.ok());
+  ASSERT_OK_AND(const auto keys,
+                wire::choose_keys({.run = run_, .member = "worker"}));
+  ASSERT_OK_AND(auto client, wire::Client::connect(endpoint_.address, keys));
   pb::JobStatus status;
   for (int i = 0; i < 200 && status.problems_size() == 0; ++i) {
     // Each is an event; the last block of the file takes some of them.
     report->set_worker("w" + std::to_string(i));
-    (void)(*client)->send(envelope);
+    (void)client->send(envelope);
     usleep(20'000);
     if (const auto reply = ask(pb::Command::STATUS)) status = reply->status();
   }
@@ -325,10 +324,10 @@ TEST(ListenTest, AdvertisedAddresses) {
     EXPECT_NE(a("tcp://[::]:99", bad, "me").find("in brackets: [fd00::1]"),
               std::string::npos)
         << bad;
-  EXPECT_TRUE(check_addresses("tcp://[::]:0", "fd00::1").ok());
+  EXPECT_OK(check_addresses("tcp://[::]:0", "fd00::1"));
   EXPECT_FALSE(check_addresses("tcp://[::]:0", "fd00::1:5710").ok());
   EXPECT_FALSE(check_addresses("tcp://fd00::1:5710", "").ok());
-  EXPECT_TRUE(check_addresses("ipc:///tmp/socket", "").ok());
+  EXPECT_OK(check_addresses("ipc:///tmp/socket", ""));
 }
 
 TEST(ListenTest, LoopbackIsKnown) {
@@ -352,11 +351,11 @@ TEST(ListenTest, BadAddressesNameWhatIsAllowed) {
 
 TEST(ListenTest, ATakenFormerPortIsReplacedAndARequestedOneFails) {
   auto first = listen("tcp://127.0.0.1:0", "", std::nullopt, 0, [](int) {});
-  ASSERT_TRUE(first.ok());
+  ASSERT_OK(first);
   const std::string taken = (*first)->address();
   auto other =
       listen("tcp://127.0.0.1:0", taken, std::nullopt, 100, [](int) {});
-  ASSERT_TRUE(other.ok()) << other.status().message();
+  ASSERT_OK(other);
   EXPECT_NE((*other)->address(), taken);
   int slept = 0;
   const auto wished =

@@ -1,7 +1,6 @@
 // Which key may say what, and which worker names it may use.
 #include "coordinator/server/door.h"
 
-#include <gtest/gtest.h>
 #include <sys/stat.h>
 #include <unistd.h>
 
@@ -12,6 +11,7 @@
 #include "coordinator/core/coordinator.h"
 #include "coordinator/rundir/run_dir.h"
 #include "proto/wire/protocol.h"
+#include "tests/testing/expect.h"
 #include "tests/testing/files.h"
 #include "tests/testing/hooked_file_system.h"
 
@@ -47,9 +47,8 @@ class DoorTest : public ::testing::Test {
  protected:
   // A coordinator that listens.
   void open(double now = kNow) {
-    auto door = Door::open(*fs_, {.run = run_, .job = "job", .make = true});
-    ASSERT_TRUE(door.ok()) << door.status().message();
-    door_ = std::move(door).value();
+    ASSERT_OK_AND(door_,
+                  Door::open(*fs_, {.run = run_, .job = "job", .make = true}));
     server_ =
         std::move(wire::Server::bind("tcp://127.0.0.1:0", door_->server_keys()))
             .value();
@@ -60,7 +59,7 @@ class DoorTest : public ::testing::Test {
                     const std::string& workers = "*", int64_t expires = 0,
                     const std::string& replaces = "") {
     if (!rundir::has_keys(*fs_, run_).value()) {
-      EXPECT_TRUE(rundir::make_keys(*fs_, run_).ok());
+      EXPECT_OK(rundir::make_keys(*fs_, run_));
     }
     auto keys = rundir::read_allowed(run_).value();
     keys.push_back({.public_key = wire::new_key_pair().public_key,
@@ -69,14 +68,14 @@ class DoorTest : public ::testing::Test {
                     .workers = workers,
                     .expires = expires,
                     .replaces = replaces});
-    EXPECT_TRUE(rundir::write_allowed(*fs_, run_, keys).ok());
+    EXPECT_OK(rundir::write_allowed(*fs_, run_, keys));
     return keys.back().public_key;
   }
   void disallow(const std::string& public_key) {
     auto keys = rundir::read_allowed(run_).value();
     std::erase_if(
         keys, [&](const AllowedKey& k) { return k.public_key == public_key; });
-    EXPECT_TRUE(rundir::write_allowed(*fs_, run_, keys).ok());
+    EXPECT_OK(rundir::write_allowed(*fs_, run_, keys));
   }
   // What the door does at that time once it has looked at its files.
   std::vector<std::string> refresh(double now) {
@@ -109,25 +108,25 @@ TEST_F(DoorTest, KeysAreMadeForTheOwnerAlone) {
   EXPECT_EQ(mode_of(rundir::keys_path(run_)), 0700u);
   for (const char* name : {"coordinator", "worker", "operator"})
     EXPECT_EQ(mode_of(rundir::key_path(run_, name)), 0600u) << name;
-  const auto worker = wire::read_key_file(rundir::key_path(run_, "worker"));
-  ASSERT_TRUE(worker.ok());
-  const auto server = wire::read_public_key(rundir::server_key_path(run_));
-  ASSERT_TRUE(server.ok());
-  EXPECT_EQ(worker->server, *server);
-  EXPECT_EQ(door_->server_keys()->own.public_key, *server);
-  EXPECT_EQ(door_->why_refused(worker->pair.public_key, report_of("w")), "");
+  ASSERT_OK_AND(const auto worker,
+                wire::read_key_file(rundir::key_path(run_, "worker")));
+  ASSERT_OK_AND(const auto server,
+                wire::read_public_key(rundir::server_key_path(run_)));
+  EXPECT_EQ(worker.server, server);
+  EXPECT_EQ(door_->server_keys()->own.public_key, server);
+  EXPECT_EQ(door_->why_refused(worker.pair.public_key, report_of("w")), "");
   // The next coordinator uses the same ones.
   server_.reset();
   open();
   door_->remove_made_keys(*fs_);  // it did not make them
   EXPECT_TRUE(rundir::has_keys(*fs_, run_).value());
-  EXPECT_EQ(door_->server_keys()->own.public_key, *server);
+  EXPECT_EQ(door_->server_keys()->own.public_key, server);
 }
 
 TEST_F(DoorTest, KeysThatCannotBeExaminedNowAreNotReplaced) {
-  ASSERT_TRUE(rundir::make_keys(*fs_, run_).ok());
-  const auto before = wire::read_public_key(rundir::server_key_path(run_));
-  ASSERT_TRUE(before.ok());
+  ASSERT_OK(rundir::make_keys(*fs_, run_));
+  ASSERT_OK_AND(const auto before,
+                wire::read_public_key(rundir::server_key_path(run_)));
   HookedFileSystem stale([](const std::string& call, const auto&) {
     return call == "look_up" ? errno_error("keys", ESTALE) : ok_status();
   });
@@ -135,19 +134,18 @@ TEST_F(DoorTest, KeysThatCannotBeExaminedNowAreNotReplaced) {
   const auto door =
       Door::open(stale, {.run = run_, .job = "job", .make = true});
   EXPECT_EQ(door.status().code(), Code::kIo);
-  EXPECT_EQ(*wire::read_public_key(rundir::server_key_path(run_)), *before);
+  EXPECT_EQ(*wire::read_public_key(rundir::server_key_path(run_)), before);
 }
 
 TEST_F(DoorTest, AKeyThatCannotBeAllowedIsNotLeft) {
-  ASSERT_TRUE(rundir::make_keys(*fs_, run_).ok());
+  ASSERT_OK(rundir::make_keys(*fs_, run_));
   HookedFileSystem full([](const std::string& call, const auto&) {
     return call == "rename" ? errno_error("keys", ENOSPC) : ok_status();
   });
   const AllowedKey key{.role = "join", .name = "batch"};
   EXPECT_EQ(rundir::make_member(full, run_, key, "").status().code(),
             Code::kExhausted);
-  const auto made = rundir::make_member(*fs_, run_, key, "");
-  EXPECT_TRUE(made.ok()) << made.status().message();
+  EXPECT_OK(rundir::make_member(*fs_, run_, key, ""));
 }
 
 TEST_F(DoorTest, WithoutKeysItRefusesToOpenAndSaysHowToMakeThem) {
@@ -160,7 +158,7 @@ TEST_F(DoorTest, WithoutKeysItRefusesToOpenAndSaysHowToMakeThem) {
 }
 
 TEST_F(DoorTest, AKeyFileOthersCanReadIsNotUsed) {
-  ASSERT_TRUE(rundir::make_keys(*fs_, run_).ok());
+  ASSERT_OK(rundir::make_keys(*fs_, run_));
   chmod(rundir::key_path(run_, "coordinator").c_str(), 0644);
   const auto door = Door::open(*fs_, {.run = run_, .job = "job"});
   ASSERT_FALSE(door.ok());
@@ -181,7 +179,7 @@ TEST_F(DoorTest, AFolderOfKeysThatOthersMayChangeIsNotUsed) {
   EXPECT_TRUE(refused("not a link"));
   EXPECT_TRUE(std::filesystem::is_empty(dir_.path() + "/elsewhere"));
   std::filesystem::remove(keys);
-  ASSERT_TRUE(rundir::make_keys(*fs_, run_).ok());
+  ASSERT_OK(rundir::make_keys(*fs_, run_));
   chmod(keys.c_str(), 0770);
   EXPECT_TRUE(refused("chmod 700"));
   chmod(keys.c_str(), 0700);
@@ -271,7 +269,7 @@ TEST_F(DoorTest, KeysOfWorkersThatAreLongGoneAreForgotten) {
     keys.push_back(ticket("node1").public_key);
     wire::Ticket t = ticket("node1");
     t.public_key = keys.back();
-    ASSERT_TRUE(enrol(join, t).ok()) << i;
+    ASSERT_OK(enrol(join, t)) << i;
   }
   EXPECT_TRUE(refresh(now + 1).empty());
   EXPECT_TRUE(refresh(now + 100'000).empty()) << "the clock was set";
@@ -289,8 +287,8 @@ TEST_F(DoorTest, OnlyAGoodTicketAdmitsAWorker) {
   const std::string worker = allow("worker", "a");
   open(static_cast<double>(time(nullptr)));
   const wire::Ticket good = ticket("node1");
-  EXPECT_TRUE(enrol(join, good).ok());
-  EXPECT_TRUE(enrol(join, good).ok());  // it was not heard that it was
+  EXPECT_OK(enrol(join, good));
+  EXPECT_OK(enrol(join, good));  // it was not heard that it was
   EXPECT_EQ(door_->why_refused(good.public_key, report_of("node1")), "");
   EXPECT_NE(door_->why_refused(good.public_key, report_of("node2")), "");
   EXPECT_NE(door_->why_refused(good.public_key, command(pb::Command::STOP)),
@@ -324,7 +322,7 @@ TEST_F(DoorTest, OnlyAGoodTicketAdmitsAWorker) {
   for (const int64_t minutes : {-9, 9}) {
     wire::Ticket skewed = ticket("node1");
     skewed.expires += 60 * minutes;
-    EXPECT_TRUE(enrol(join, skewed).ok()) << minutes;
+    EXPECT_OK(enrol(join, skewed)) << minutes;
   }
   for (const auto& t : {old, taken})
     if (t.public_key != good.public_key) {
@@ -337,7 +335,7 @@ TEST_F(DoorTest, RevokingAJoinKeyRevokesThoseItAdmitted) {
   const double now = static_cast<double>(time(nullptr));
   open(now);
   const wire::Ticket t = ticket("node1");
-  ASSERT_TRUE(enrol(join, t).ok());
+  ASSERT_OK(enrol(join, t));
   allow("worker", "other");  // another change of the list keeps it
   EXPECT_TRUE(refresh(now + 1).empty());
   EXPECT_EQ(door_->why_refused(t.public_key, report_of("node1")), "");
@@ -365,8 +363,8 @@ TEST_F(DoorTest, ANameIsClaimedOnlyWithTheRight) {
   // A worker that is started again with the same job secret has a new key.
   const wire::Ticket t1 = ticket("node1");
   const wire::Ticket t2 = ticket("node1");
-  ASSERT_TRUE(enrol(join, t1).ok());
-  ASSERT_TRUE(enrol(join, t2).ok());
+  ASSERT_OK(enrol(join, t1));
+  ASSERT_OK(enrol(join, t2));
   EXPECT_EQ(door_->claim(t2.public_key, t1.public_key), Claim::kWhenDead);
   EXPECT_EQ(door_->claim(t2.public_key, first), Claim::kNone);
 }
@@ -377,8 +375,8 @@ TEST_F(DoorTest, ARefusalSaysWhetherTheWorkerMayBeTakenLater) {
   open(static_cast<double>(time(nullptr)));
   const wire::Ticket first = ticket("node1");
   const wire::Ticket again = ticket("node1");
-  ASSERT_TRUE(enrol(join, first).ok());
-  ASSERT_TRUE(enrol(join, again).ok());
+  ASSERT_OK(enrol(join, first));
+  ASSERT_OK(enrol(join, again));
   core::Options options;
   options.job.mutable_train()->set_steps(10);
   core::Coordinator core(options);
@@ -406,7 +404,7 @@ TEST_F(DoorTest, ARefusalSaysWhetherTheWorkerMayBeTakenLater) {
 TEST_F(DoorTest, TheNextKeyIsUsedByTheNextCoordinator) {
   open();
   const std::string before = door_->server_keys()->own.public_key;
-  ASSERT_TRUE(rundir::make_next_key(run_).ok());
+  ASSERT_OK(rundir::make_next_key(run_));
   EXPECT_FALSE(rundir::make_next_key(run_).ok());
   (void)refresh(kNow + 1);
   EXPECT_EQ(door_->server_keys()->own.public_key, before);
@@ -420,12 +418,12 @@ TEST_F(DoorTest, TheNextKeyIsUsedByTheNextCoordinator) {
 TEST_F(DoorTest, ListsAreReadStrictly) {
   const std::string key = wire::new_key_pair().public_key;
   const AllowedKey full{key, "worker", "a", "n*", 1'900'000'000, "x"};
-  const auto back = rundir::parse_allowed(rundir::allowed_text({full}));
-  ASSERT_TRUE(back.ok()) << back.status().message();
-  ASSERT_EQ(back->size(), 1u);
-  EXPECT_EQ(back->front().workers, "n*");
-  EXPECT_EQ(back->front().expires, full.expires);
-  EXPECT_EQ(back->front().replaces, "x");
+  ASSERT_OK_AND(const auto back,
+                rundir::parse_allowed(rundir::allowed_text({full})));
+  ASSERT_EQ(back.size(), 1u);
+  EXPECT_EQ(back.front().workers, "n*");
+  EXPECT_EQ(back.front().expires, full.expires);
+  EXPECT_EQ(back.front().replaces, "x");
   const std::string head = "[[key]]\npublic = \"" + key + "\"\n";
   for (const std::string& bad :
        {std::string("[[key]]\n"), head, head + "role = \"root\"\n",

@@ -1,12 +1,12 @@
 // The weights that a run starts from: which they are, and that they stay.
 #include <fmt/format.h>
-#include <gtest/gtest.h>
 
 #include <filesystem>
 
 #include "checkpoint/manifest/manifest.h"
 #include "coordinator/rundir/job_files.h"
 #include "coordinator/rundir/run_dir.h"
+#include "tests/testing/expect.h"
 #include "tests/testing/files.h"
 #include "tests/unit/huggingface/small_folder.h"
 
@@ -43,10 +43,9 @@ class InitFromTest : public ::testing::Test {
                     : job.status().to_string();
   }
   void make_run(const JobSource& source) {
-    const auto job = load_resolved(source, run_);
-    ASSERT_TRUE(job.ok()) << job.status().message();
-    ASSERT_TRUE(create(run_).ok());
-    ASSERT_TRUE(write_job(*fs_, *job, run_).ok());
+    ASSERT_OK_AND(const auto job, load_resolved(source, run_));
+    ASSERT_OK(create(run_));
+    ASSERT_OK(write_job(*fs_, job, run_));
   }
   // Whether the run may continue with this job.
   Status check(const JobSource& source) {
@@ -71,7 +70,7 @@ TEST_F(InitFromTest, TheCheckpointToStartFromIsChosenOnce) {
   const std::string second = save(folder, 20);
   for (const JobSource& s : {given, JobSource{"", {"optimizer.lr=0.5"}}}) {
     EXPECT_EQ(start(s, run_), first);
-    EXPECT_TRUE(check(s).ok()) << check(s).message();
+    EXPECT_OK(check(s));
   }
   EXPECT_EQ(load_resolved(given, run_)->model().init_from(), folder);
   // A new run starts from what is there by then, unless its job says which.
@@ -101,17 +100,16 @@ TEST_F(InitFromTest, OneModelIsItself) {
   const std::string one = save(dir_, 1);
   const huggingface::SmallFolder folder(huggingface::Dtype::kFp32);
   for (const std::string& from : {one, folder.path()}) {
-    const auto job = load_resolved(source(from));
-    ASSERT_TRUE(job.ok()) << job.status().message();
-    EXPECT_EQ(job->model().init_checkpoint(), "");
-    EXPECT_EQ(job->lora().base_fingerprint(), "") << "nothing is frozen";
+    ASSERT_OK_AND(const auto job, load_resolved(source(from)));
+    EXPECT_EQ(job.model().init_checkpoint(), "");
+    EXPECT_EQ(job.lora().base_fingerprint(), "") << "nothing is frozen";
   }
   const std::string none = dir_ + "/none";
   EXPECT_EQ(load_resolved(source(none)).status().code(), Code::kNotFound);
   // With all sizes in the job it may be on other hosts alone.
   pb::Job whole = *load_resolved(source(one));
   whole.mutable_model()->set_init_from(none);
-  EXPECT_TRUE(choose_init(*fs_, &whole).ok());
+  EXPECT_OK(choose_init(*fs_, &whole));
   fs::create_directory(none);
   EXPECT_EQ(choose_init(*fs_, &whole).code(), Code::kNotFound);
 }
@@ -123,7 +121,7 @@ TEST_F(InitFromTest, AdaptersContinueOnTheWeightsThatTheyWereTrainedWith) {
   const std::string print =
       load_resolved(given, run_)->lora().base_fingerprint();
   EXPECT_EQ(print.size(), 32u);
-  EXPECT_TRUE(check(given).ok()) << check(given).message();
+  EXPECT_OK(check(given));
   base.tensors[3][0] ^= 1;
   base.put_weights();
   const Status other = check(given);
@@ -138,7 +136,7 @@ TEST_F(InitFromTest, AdaptersContinueOnTheWeightsThatTheyWereTrainedWith) {
             Code::kCorrupt)
       << "a new run too";
   fs::remove(base.path() + "/config.json");
-  EXPECT_TRUE(check(given).ok()) << "it may be on other hosts";
+  EXPECT_OK(check(given)) << "it may be on other hosts";
 }
 
 }  // namespace

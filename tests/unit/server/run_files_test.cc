@@ -1,11 +1,10 @@
 // Two coordinators have the files of one run open: only one of them writes.
 #include "coordinator/server/run_files.h"
 
-#include <gtest/gtest.h>
-
 #include <filesystem>
 
 #include "proto/rundir/paths.h"
+#include "tests/testing/expect.h"
 #include "tests/testing/temp_dir.h"
 
 namespace remesh::server {
@@ -21,10 +20,8 @@ class RunFilesTest : public ::testing::Test {
   }
 
   void open(RunFiles& files) {
-    auto lock = rundir::RunLock::acquire(run_);
-    ASSERT_TRUE(lock.ok()) << lock.status().message();
-    files.lock = std::move(*lock);
-    ASSERT_TRUE(files.open(run_, *log_).ok());
+    ASSERT_OK_AND(files.lock, rundir::RunLock::acquire(run_));
+    ASSERT_OK(files.open(run_, *log_));
   }
   void open_again(RunFiles& files) {
     files = RunFiles();
@@ -50,10 +47,10 @@ class RunFilesTest : public ::testing::Test {
 // What it held back while the disk was full, before the newer one could write
 // its epoch.
 TEST_F(RunFilesTest, ACoordinatorThatLostTheLockWritesNoState) {
-  ASSERT_TRUE(older_.persist(state(1)).ok());
+  ASSERT_OK(older_.persist(state(1)));
   start_newer();
   EXPECT_EQ(older_.persist(state(1)).code(), Code::kCancelled);
-  EXPECT_TRUE(newer_.persist(state(2)).ok());
+  EXPECT_OK(newer_.persist(state(2)));
 }
 
 // The coordinator was killed between the two.
@@ -61,7 +58,7 @@ TEST_F(RunFilesTest, AnEndThatOnlyTheJournalHasBecomesAnEvent) {
   pb::Durable d = state(1);
   d.set_phase(pb::Durable::FAILED);
   d.mutable_cause()->set_what("nothing works");
-  ASSERT_TRUE(older_.persist(d).ok());
+  ASSERT_OK(older_.persist(d));
   ASSERT_FALSE(rundir::end_of_run(run_));
   open_again(older_);
   EXPECT_EQ(older_.check_not_ended(run_).code(), Code::kEnded);
@@ -74,7 +71,7 @@ TEST_F(RunFilesTest, AnEndThatOnlyTheJournalHasBecomesAnEvent) {
   EXPECT_EQ(fs::file_size(rundir::events_path(run_)), size) << "once";
   pb::EventRecord later;
   later.set_event("worker_left");
-  EXPECT_TRUE(older_.append(later).ok());
+  EXPECT_OK(older_.append(later));
   EXPECT_TRUE(rundir::end_of_run(run_)) << "the last event is the end";
 }
 
@@ -82,14 +79,14 @@ TEST_F(RunFilesTest, OnlyAnEndThatNobodyAskedForIsExplained) {
   pb::StepMetrics m;
   m.set_step(9);
   m.set_loss(1);
-  ASSERT_TRUE(older_.append(m).ok());
+  ASSERT_OK(older_.append(m));
   pb::Durable d = state(1);
   d.set_phase(pb::Durable::STOPPED);
   for (const int64_t steps : {5, 20}) {
     const bool too_few = steps < 9;
     d.mutable_job()->mutable_train()->set_steps(steps);
     d.mutable_cause()->set_what(too_few ? "too few" : "stopped by request");
-    ASSERT_TRUE(older_.persist(d).ok());
+    ASSERT_OK(older_.persist(d));
     fs::resize_file(rundir::events_path(run_), 0);
     open_again(older_);
     EXPECT_EQ(older_.check_not_ended(run_).code(), Code::kEnded);
@@ -106,29 +103,29 @@ TEST_F(RunFilesTest, AnEndThatMetricsOrEventsGoBeyondIsNone) {
   pb::Durable d = state(1);
   d.set_phase(pb::Durable::DONE);
   d.set_generation(1);
-  ASSERT_TRUE(older_.persist(d).ok());
+  ASSERT_OK(older_.persist(d));
   pb::EventRecord e;
   e.set_event("job_done");
   e.set_generation(1);
-  ASSERT_TRUE(older_.append(e).ok());
+  ASSERT_OK(older_.append(e));
   open_again(older_);
   EXPECT_EQ(older_.check_not_ended(run_).code(), Code::kEnded);
   e.set_event("mesh");
   e.set_generation(2);
-  ASSERT_TRUE(older_.append(e).ok());
+  ASSERT_OK(older_.append(e));
   open_again(older_);
-  EXPECT_TRUE(older_.check_not_ended(run_).ok());
+  EXPECT_OK(older_.check_not_ended(run_));
   EXPECT_FALSE(rundir::end_of_run(run_)) << "no event was written";
   e.set_event("coordinator_restarted");
   e.set_generation(0);
-  ASSERT_TRUE(older_.append(e).ok());
+  ASSERT_OK(older_.append(e));
   pb::StepMetrics m;
   m.set_step(1);
   m.set_loss(1);
   m.set_generation(2);
-  ASSERT_TRUE(older_.append(m).ok());
+  ASSERT_OK(older_.append(m));
   open_again(older_);
-  EXPECT_TRUE(older_.check_not_ended(run_).ok());
+  EXPECT_OK(older_.check_not_ended(run_));
   core::Options o;
   older_.tell(run_, &o);
   EXPECT_EQ(o.recorded_generation, 2);
@@ -137,11 +134,11 @@ TEST_F(RunFilesTest, AnEndThatMetricsOrEventsGoBeyondIsNone) {
 // The newer one has read the metrics before, and would plan without them.
 TEST_F(RunFilesTest, LinesOfTheOlderCoordinatorEndTheNewerOne) {
   start_newer();
-  ASSERT_TRUE(newer_.persist(state(2)).ok());
+  ASSERT_OK(newer_.persist(state(2)));
   pb::StepMetrics m;
   m.set_step(1);
   m.set_generation(1);
-  ASSERT_TRUE(older_.append(m).ok());
+  ASSERT_OK(older_.append(m));
   EXPECT_EQ(newer_.persist(state(2)).code(), Code::kCancelled);
 }
 

@@ -1,12 +1,12 @@
 // Whatever fails while a file of the run directory is replaced, and wherever
 // the machine stops: afterwards it has all of the old or all of the new bytes.
-#include <gtest/gtest.h>
 
 #include <functional>
 #include <set>
 
 #include "coordinator/rundir/job_files.h"
 #include "coordinator/rundir/run_dir.h"
+#include "tests/testing/expect.h"
 #include "tests/testing/memory_file_system.h"
 
 namespace remesh::rundir {
@@ -22,9 +22,9 @@ pb::Job job(int64_t steps) {
   const auto parsed = jobfile::parse_job(
       "[data]\npath = \"/data\"\n", {},
       {"train.steps=" + std::to_string(steps), "train.eval_sequences=0"});
-  EXPECT_TRUE(parsed.ok()) << parsed.status().message();
+  EXPECT_OK(parsed);
   const auto resolved = jobfile::resolve(*parsed, {.vocab_size = 257});
-  EXPECT_TRUE(resolved.ok()) << resolved.status().message();
+  EXPECT_OK(resolved);
   return *resolved;
 }
 
@@ -38,12 +38,12 @@ struct Case {
 class RunDirCrashTest : public testing::TestWithParam<Case> {
  protected:
   void SetUp() override {
-    ASSERT_TRUE(start_.create_dirs(kRun).ok());
-    ASSERT_TRUE(start_.sync_dir("").ok());
-    ASSERT_TRUE(GetParam().write(start_, 0).ok());
+    ASSERT_OK(start_.create_dirs(kRun));
+    ASSERT_OK(start_.sync_dir(""));
+    ASSERT_OK(GetParam().write(start_, 0));
     old_ = *remesh::read_file(start_, GetParam().path, 1 << 20);
     const auto copy = start_.clone();
-    ASSERT_TRUE(GetParam().write(*copy, 1).ok());
+    ASSERT_OK(GetParam().write(*copy, 1));
     new_ = *remesh::read_file(*copy, GetParam().path, 1 << 20);
     ASSERT_NE(old_, new_);
   }
@@ -51,7 +51,7 @@ class RunDirCrashTest : public testing::TestWithParam<Case> {
   // True when the file is the new one; it is the old one otherwise.
   bool is_new(MemoryFileSystem& fs, const std::string& where) {
     const auto text = remesh::read_file(fs, GetParam().path, 1 << 20);
-    EXPECT_TRUE(text.ok()) << where << text.status().message();
+    EXPECT_OK(text) << where;
     EXPECT_TRUE(*text == old_ || *text == new_) << where << *text;
     return *text == new_;
   }
@@ -76,7 +76,7 @@ TEST_P(RunDirCrashTest, ACrashAtAnyCallLeavesTheOldOrTheNewFile) {
         const bool is = is_new(*fs, where);
         seen.insert(is);
         EXPECT_TRUE(is || !done.ok()) << where;
-        EXPECT_TRUE(GetParam().write(*fs, 1).ok()) << where;
+        EXPECT_OK(GetParam().write(*fs, 1)) << where;
         EXPECT_TRUE(is_new(*fs, where));
       }
   EXPECT_EQ(seen.size(), 2u);
@@ -92,7 +92,7 @@ TEST_P(RunDirCrashTest, AFailureAtAnyCallIsReportedAndLosesNothing) {
       fs->fail_at(0, Fault::kNone);
       const std::string where = "call " + std::to_string(call) + ": ";
       EXPECT_TRUE(is_new(*fs, where) || !done.ok()) << where;
-      EXPECT_TRUE(GetParam().write(*fs, 1).ok()) << where;
+      EXPECT_OK(GetParam().write(*fs, 1)) << where;
       EXPECT_TRUE(is_new(*fs, where));
       EXPECT_EQ(fs->list(kRun)->size(), 1u) << where << "leftovers";
     }
@@ -117,8 +117,8 @@ INSTANTIATE_TEST_SUITE_P(
 
 TEST(RunDirCrash, AnotherTrainingIsRefused) {
   MemoryFileSystem fs;
-  ASSERT_TRUE(fs.create_dirs(kRun).ok());
-  ASSERT_TRUE(write_job(fs, job(10), kRun).ok());
+  ASSERT_OK(fs.create_dirs(kRun));
+  ASSERT_OK(write_job(fs, job(10), kRun));
   pb::Job other = job(10);
   other.mutable_train()->set_seed(9);
   const Status refused = check_job(fs, {other}, kRun, nullptr).status();

@@ -1,4 +1,3 @@
-#include <gtest/gtest.h>
 #include <linux/filter.h>
 #include <linux/seccomp.h>
 #include <sys/prctl.h>
@@ -35,6 +34,7 @@
 #include "proto/data/index.h"
 #include "proto/rundir/events.h"
 #include "proto/rundir/run_id.h"
+#include "tests/testing/expect.h"
 #include "tests/testing/hooked_file_system.h"
 #include "tests/testing/seed.h"
 #include "tests/testing/temp_dir.h"
@@ -78,15 +78,14 @@ TEST_F(RunDirTest, MetricsKeepEveryBitOfADouble) {
   EXPECT_EQ(
       line.substr(0, 75),
       R"({"step":7,"loss":0.66666666666666663,"grad_norm":0.10000000000000001,"lr":1)");
-  const auto back = parse_metrics_line(line);
-  ASSERT_TRUE(back.ok());
-  EXPECT_EQ(back.value().loss(), m.loss());
-  EXPECT_EQ(back.value().lr(), m.lr());
-  EXPECT_EQ(back.value().val_loss(), m.val_loss());
-  EXPECT_TRUE(back.value().skipped());
+  ASSERT_OK_AND(const auto back, parse_metrics_line(line));
+  EXPECT_EQ(back.loss(), m.loss());
+  EXPECT_EQ(back.lr(), m.lr());
+  EXPECT_EQ(back.val_loss(), m.val_loss());
+  EXPECT_TRUE(back.skipped());
   EXPECT_FALSE(valid(R"({"step":7,"loss":1,"skipped":1})"));
-  EXPECT_EQ(back.value().tokens(), m.tokens());
-  EXPECT_EQ(back.value().mesh().dp(), 2);
+  EXPECT_EQ(back.tokens(), m.tokens());
+  EXPECT_EQ(back.mesh().dp(), 2);
   EXPECT_FALSE(
       parse_metrics_line(metrics_line(metrics(1))).value().has_val_loss());
 }
@@ -104,9 +103,8 @@ TEST_F(RunDirTest, OnlyMeasuredFieldsOfAStepAreWritten) {
   EXPECT_EQ(metrics_line(m).find("mfu"), std::string::npos);
   m.set_mfu(0.375);
   EXPECT_NE(metrics_line(m).find(R"("mfu":0.375,)"), std::string::npos);
-  const auto back = parse_metrics_line(metrics_line(m));
-  ASSERT_TRUE(back.ok());
-  EXPECT_EQ(metrics_line(*back), metrics_line(m));
+  ASSERT_OK_AND(const auto back, parse_metrics_line(metrics_line(m)));
+  EXPECT_EQ(metrics_line(back), metrics_line(m));
 }
 
 TEST_F(RunDirTest, EventNamesAreUniqueAndUnknownOnesAreNotices) {
@@ -125,11 +123,10 @@ TEST_F(RunDirTest, AnEventHasThePreviousMesh) {
   e.mutable_mesh()->set_tp(2);
   e.mutable_from()->set_dp(2);
   e.mutable_from()->set_cp(4);
-  const auto back = parse_event_line(event_line(e));
-  ASSERT_TRUE(back.ok());
-  EXPECT_EQ(back->mesh().tp(), 2);
-  EXPECT_EQ(back->from().dp(), 2);
-  EXPECT_EQ(back->from().cp(), 4);
+  ASSERT_OK_AND(const auto back, parse_event_line(event_line(e)));
+  EXPECT_EQ(back.mesh().tp(), 2);
+  EXPECT_EQ(back.from().dp(), 2);
+  EXPECT_EQ(back.from().cp(), 4);
 }
 
 TEST_F(RunDirTest, ALogLineHasTheFieldsOfAnEvent) {
@@ -157,16 +154,14 @@ TEST_F(RunDirTest, DigestsKeepAllTheirBits) {
        {uint64_t{0}, uint64_t{1} << 63 | 1, ~uint64_t{0}}) {
     pb::StepMetrics m = metrics(1);
     m.set_digest(digest);
-    const auto back = parse_metrics_line(metrics_line(m));
-    ASSERT_TRUE(back.ok());
-    EXPECT_TRUE(back->has_digest());
-    EXPECT_EQ(back->digest(), digest);
+    ASSERT_OK_AND(const auto back, parse_metrics_line(metrics_line(m)));
+    EXPECT_TRUE(back.has_digest());
+    EXPECT_EQ(back.digest(), digest);
     pb::EventRecord e;
     e.set_event("training");
     e.set_digest(digest);
-    const auto event = parse_event_line(event_line(e));
-    ASSERT_TRUE(event.ok());
-    EXPECT_EQ(event->digest(), digest);
+    ASSERT_OK_AND(const auto event, parse_event_line(event_line(e)));
+    EXPECT_EQ(event.digest(), digest);
   }
   EXPECT_FALSE(parse_metrics_line(metrics_line(metrics(1)))->has_digest());
   for (const char* bad : {"12x", "", "1ffffffffffffffff"})
@@ -186,16 +181,15 @@ TEST_F(RunDirTest, AFailureKeepsItsDetails) {
   e.add_last_log("one");
   e.add_last_log("two \xff");
   e.set_flight_record("traces/flight.jsonl");
-  const auto back = parse_event_line(event_line(e));
-  ASSERT_TRUE(back.ok());
-  EXPECT_EQ(event_line(*back), event_line(e));
-  EXPECT_EQ(back->host(), "node7");
-  EXPECT_EQ(back->signal(), 9);
-  EXPECT_TRUE(back->has_exit_code());
-  EXPECT_EQ(back->doing(), "step 12, microbatch 3");
-  ASSERT_EQ(back->last_log_size(), 2);
-  EXPECT_EQ(back->last_log(0), "one");
-  EXPECT_EQ(back->flight_record(), "traces/flight.jsonl");
+  ASSERT_OK_AND(const auto back, parse_event_line(event_line(e)));
+  EXPECT_EQ(event_line(back), event_line(e));
+  EXPECT_EQ(back.host(), "node7");
+  EXPECT_EQ(back.signal(), 9);
+  EXPECT_TRUE(back.has_exit_code());
+  EXPECT_EQ(back.doing(), "step 12, microbatch 3");
+  ASSERT_EQ(back.last_log_size(), 2);
+  EXPECT_EQ(back.last_log(0), "one");
+  EXPECT_EQ(back.flight_record(), "traces/flight.jsonl");
   EXPECT_FALSE(parse_event_line(R"({"event":"x","last_log":[1]})").ok());
 }
 
@@ -212,7 +206,7 @@ TEST_F(RunDirTest, EventsWithBrokenTextAreStillJson) {
   e.set_cause("last words: \xff\xfe \"quoted\"\n");
   e.set_rank(0);
   const auto back = parse_event_line(event_line(e));
-  ASSERT_TRUE(back.ok()) << event_line(e);
+  ASSERT_OK(back) << event_line(e);
   EXPECT_TRUE(back.value().has_rank());
   EXPECT_FALSE(back.value().has_seconds());
 }
@@ -227,11 +221,10 @@ TEST_F(RunDirTest, ATornTailIsCutOff) {
     for (const std::string& torn : {third.substr(0, n), std::string(n, '\0'),
                                     std::string(n, '\0') + "\n"}) {
       put(path, whole + torn);
-      const auto file = LineFile::open(path, valid);
-      ASSERT_TRUE(file.ok()) << file.status().message();
-      EXPECT_EQ(file.value()->last_line(), metrics_line(metrics(2)));
-      EXPECT_EQ(file.value()->cut_bytes(), torn.size());
-      ASSERT_TRUE(file.value()->append(third).ok());
+      ASSERT_OK_AND(const auto file, LineFile::open(path, valid));
+      EXPECT_EQ(file->last_line(), metrics_line(metrics(2)));
+      EXPECT_EQ(file->cut_bytes(), torn.size());
+      ASSERT_OK(file->append(third));
       EXPECT_EQ(get(path), whole + third);
     }
   }
@@ -240,9 +233,8 @@ TEST_F(RunDirTest, ATornTailIsCutOff) {
 TEST_F(RunDirTest, AFileOfOneTornLineBecomesEmpty) {
   const std::string path = dir_ + "/m.jsonl";
   put(path, "{\"step\":1");
-  const auto file = LineFile::open(path, valid);
-  ASSERT_TRUE(file.ok());
-  EXPECT_EQ(file.value()->last_line(), "");
+  ASSERT_OK_AND(const auto file, LineFile::open(path, valid));
+  EXPECT_EQ(file->last_line(), "");
   EXPECT_EQ(get(path), "");
 }
 
@@ -253,11 +245,10 @@ TEST_F(RunDirTest, MuchDamageAfterAValidLineIsKeptInAnotherFile) {
        {LineFile::kMaxCutBytes + 1, 5 * LineFile::kMaxCutBytes}) {
     const std::string bad(bytes, 'x');
     put(path, good + bad);
-    const auto file = LineFile::open(path, valid);
-    ASSERT_TRUE(file.ok()) << file.status().message();
+    ASSERT_OK_AND(const auto file, LineFile::open(path, valid));
     EXPECT_EQ(get(path), good);
     EXPECT_EQ(get(path + ".damaged"), bad);
-    EXPECT_EQ(file.value()->last_line() + "\n", good);
+    EXPECT_EQ(file->last_line() + "\n", good);
   }
 }
 
@@ -268,7 +259,7 @@ TEST_F(RunDirTest, DamagedLinesAreNotKeptThroughSymbolicLinks) {
   std::filesystem::create_symlink(mine, path + ".damaged");
   const std::string bad(LineFile::kMaxCutBytes + 1, 'x');
   put(path, metrics_line(metrics(1)) + "\n" + bad);
-  ASSERT_TRUE(LineFile::open(path, valid).ok());
+  ASSERT_OK(LineFile::open(path, valid));
   EXPECT_EQ(get(mine), "kept");
   EXPECT_EQ(get(path + ".damaged"), bad);
 }
@@ -280,7 +271,7 @@ TEST_F(RunDirTest, AValidLineMayBeLongerThanAnyTornTail) {
                            "\"}\n";
   put(path, good + "torn");
   const auto file = LineFile::open(path, valid);
-  ASSERT_TRUE(file.ok()) << file.status().message();
+  ASSERT_OK(file);
   EXPECT_EQ(get(path), good);
 }
 
@@ -306,7 +297,7 @@ TEST_F(RunDirTest, ALineOfAnEventIsBounded) {
     for (int i = 0; i < 100; ++i) e.add_last_log(text);
     const std::string line = event_line(e);
     EXPECT_LE(line.size(), kMaxEventBytes);
-    EXPECT_TRUE(parse_event_line(line).ok());
+    EXPECT_OK(parse_event_line(line));
   }
 }
 
@@ -327,7 +318,7 @@ TEST_F(RunDirTest, TheLockNamesItsHolderAndDiesWithIt) {
   EXPECT_EQ(RunLock::holder(dir_), 0);
   {
     const auto lock = RunLock::acquire(dir_);
-    ASSERT_TRUE(lock.ok());
+    ASSERT_OK(lock);
     EXPECT_EQ(RunLock::holder(dir_), getpid());
     const auto second = RunLock::acquire(dir_);
     ASSERT_FALSE(second.ok());
@@ -340,26 +331,24 @@ TEST_F(RunDirTest, TheLockNamesItsHolderAndDiesWithIt) {
         << second.status().message();
   }
   EXPECT_EQ(RunLock::holder(dir_), 0);
-  EXPECT_TRUE(RunLock::acquire(dir_).ok());
+  EXPECT_OK(RunLock::acquire(dir_));
 }
 
 TEST_F(RunDirTest, ALostLockIsDetected) {
-  const auto first = RunLock::acquire(dir_);
-  ASSERT_TRUE(first.ok());
-  EXPECT_TRUE(first.value()->check().ok());
+  ASSERT_OK_AND(const auto first, RunLock::acquire(dir_));
+  EXPECT_OK(first->check());
   fs::remove(lock_path(dir_));
-  EXPECT_EQ(first.value()->check().code(), Code::kCancelled);
-  const auto second = RunLock::acquire(dir_);
-  ASSERT_TRUE(second.ok());
-  EXPECT_TRUE(second.value()->check().ok());
-  const Status lost = first.value()->check();
+  EXPECT_EQ(first->check().code(), Code::kCancelled);
+  ASSERT_OK_AND(const auto second, RunLock::acquire(dir_));
+  EXPECT_OK(second->check());
+  const Status lost = first->check();
   EXPECT_EQ(lost.code(), Code::kCancelled);
   EXPECT_NE(lost.message().find("on " + host_name() + ") has taken over"),
             std::string::npos)
       << lost.message();
   // As where locks do not exclude: the name in the file tells.
   put(lock_path(dir_), "42 elsewhere 1.0\n");
-  EXPECT_NE(second.value()->check().message().find("pid 42 on elsewhere"),
+  EXPECT_NE(second->check().message().find("pid 42 on elsewhere"),
             std::string::npos);
 }
 
@@ -367,13 +356,11 @@ TEST_F(RunDirTest, NeitherOfTwoWritersCutsTheOthersLines) {
   const std::string path = dir_ + "/m.jsonl";
   const std::string one = metrics_line(metrics(1)) + "\n";
   const std::string two = metrics_line(metrics(2)) + "\n";
-  const auto older = LineFile::open(path, valid);
-  ASSERT_TRUE(older.ok());
-  ASSERT_TRUE(older.value()->append(one).ok());
-  const auto younger = LineFile::open(path, valid);
-  ASSERT_TRUE(younger.ok());
-  ASSERT_TRUE(younger.value()->append(two).ok());
-  const Status refused = older.value()->append(two);
+  ASSERT_OK_AND(const auto older, LineFile::open(path, valid));
+  ASSERT_OK(older->append(one));
+  ASSERT_OK_AND(const auto younger, LineFile::open(path, valid));
+  ASSERT_OK(younger->append(two));
+  const Status refused = older->append(two);
   EXPECT_EQ(refused.code(), Code::kCancelled) << refused.to_string();
   EXPECT_EQ(get(path), one + two);
 }
@@ -385,7 +372,7 @@ TEST_F(RunDirTest, TheSecretOfARunIsMadeOnce) {
   const std::string secret = run_secret(*fs, dir_);
   EXPECT_EQ(secret.size(), kSecretBytes);
   EXPECT_EQ(run_secret(*fs, dir_), secret);
-  EXPECT_TRUE(check_unused(*fs, dir_).ok());
+  EXPECT_OK(check_unused(*fs, dir_));
   put(secret_path(dir_), "torn");
   EXPECT_NE(run_secret(*fs, dir_), secret);
   EXPECT_EQ(get(secret_path(dir_)).size(), kSecretBytes);
@@ -407,7 +394,7 @@ TEST_F(RunDirTest, EndpointsSurviveTheFile) {
                    .pid = 42,
                    .bound = "tcp://0.0.0.0:5710",
                    .host_id = 0xfedcba9876543210};
-  ASSERT_TRUE(write_endpoint(*posix_file_system(), dir_, e).ok());
+  ASSERT_OK(write_endpoint(*posix_file_system(), dir_, e));
   EXPECT_EQ(read_endpoint(dir_).value(), e);
   EXPECT_EQ(get(endpoint_path(dir_)).substr(0, 20), "tcp://10.0.0.1:5710\n");
   remove_endpoint(*posix_file_system(), dir_);
@@ -420,10 +407,10 @@ TEST_F(RunDirTest, AnEndpointIsReplacedOnAFullDisk) {
     return call == "create" ? errno_error("x", ENOSPC) : ok_status();
   });
   EXPECT_EQ(write_endpoint(full, dir_, e).code(), Code::kExhausted);
-  ASSERT_TRUE(write_endpoint(*posix_file_system(), dir_, e).ok());
+  ASSERT_OK(write_endpoint(*posix_file_system(), dir_, e));
   e.pid = 7;
   e.address = "tcp://10.0.0.200:5710";
-  ASSERT_TRUE(write_endpoint(full, dir_, e).ok());
+  ASSERT_OK(write_endpoint(full, dir_, e));
   EXPECT_EQ(read_endpoint(dir_).value(), e);
 }
 
@@ -457,7 +444,7 @@ TEST_F(RunDirTest, TheLockTellsOfCoordinatorsBeforeARestartOfTheHost) {
 // A run of the job whose coordinator started at `time`, or never.
 void put_run(const std::string& run, const std::string& job_name, double time) {
   const auto store = [](const std::string& path, const std::string& text) {
-    ASSERT_TRUE(write_file(*posix_file_system(), path, text).ok());
+    ASSERT_OK(write_file(*posix_file_system(), path, text));
   };
   fs::create_directories(run);
   store(job_path(run),
@@ -560,7 +547,7 @@ TEST_F(RunDirTest, FilesOfACoordinatorThatFailedToStartAreRemoved) {
   const std::string run = dir_ + "/run";
   const auto leave = [&] {
     auto lock = RunLock::acquire(run);
-    EXPECT_TRUE(lock.ok()) << lock.status().message();
+    EXPECT_OK(lock);
     EXPECT_FALSE(lock.value()->was_run());
     const bool begun = lock.value()->begin(*fs).ok();
     if (begun)
@@ -580,10 +567,9 @@ TEST_F(RunDirTest, FilesOfACoordinatorThatFailedToStartAreRemoved) {
   EXPECT_TRUE(fs->exists(job_path(run))) << "the user's own";
   for (const std::string& path : {job_path(run), journal_path(run)})
     put(path, "x");
-  const auto lock = RunLock::acquire(run);
-  ASSERT_TRUE(lock.ok());
-  EXPECT_TRUE(lock.value()->was_run());
-  lock.value()->remove_unstarted(*fs);
+  ASSERT_OK_AND(const auto lock, RunLock::acquire(run));
+  EXPECT_TRUE(lock->was_run());
+  lock->remove_unstarted(*fs);
   EXPECT_TRUE(is_run(run)) << "of an earlier start";
 }
 
@@ -613,7 +599,7 @@ TEST_F(RunDirTest, RacingStartsRemoveNoFilesOfTheWinner) {
           return;
         }
         if (lock.value()->was_run()) return;  // as after the end of a short job
-        EXPECT_TRUE(lock.value()->begin(*fs).ok());
+        EXPECT_OK(lock.value()->begin(*fs));
         put(metrics_path(run), std::to_string(n));
         pause(1, 100);
         if (drawn(2, 2) == 0) return lock.value()->remove_unstarted(*fs);
@@ -635,11 +621,11 @@ pb::Job job(const std::vector<std::string>& set = {}) {
   std::vector<std::string> all = {"data.path=/d", "train.steps=100"};
   all.insert(all.end(), set.begin(), set.end());
   const auto parsed = jobfile::parse_job("", {}, all);
-  EXPECT_TRUE(parsed.ok()) << parsed.status().message();
+  EXPECT_OK(parsed);
   jobfile::DataInfo info;
   info.vocab_size = 257;
   const auto resolved = jobfile::resolve(parsed.value(), info);
-  EXPECT_TRUE(resolved.ok()) << resolved.status().message();
+  EXPECT_OK(resolved);
   return resolved.value();
 }
 
@@ -681,14 +667,14 @@ TEST_F(RunDirTest, AFolderOfCheckpointsBelongsToOneRun) {
   const auto fs = posix_file_system();
   const std::string folder = dir_ + "/disk/checkpoints";
   const std::string a = dir_ + "/a", b = dir_ + "/b";
-  EXPECT_TRUE(claim_folder(a, a + "/checkpoints", 1).ok());
+  EXPECT_OK(claim_folder(a, a + "/checkpoints", 1));
   EXPECT_FALSE(fs->exists(a + "/checkpoints")) << "its own needs no claim";
-  ASSERT_TRUE(claim_folder(a, folder, 1).ok());
-  EXPECT_TRUE(claim_folder(a, folder, 1).ok()) << "again";
+  ASSERT_OK(claim_folder(a, folder, 1));
+  EXPECT_OK(claim_folder(a, folder, 1)) << "again";
   // Its start failed: there is no such run.
-  ASSERT_TRUE(claim_folder(b, folder, 2).ok());
-  ASSERT_TRUE(create(b).ok());
-  ASSERT_TRUE(write_job(*fs, job(), b, 2).ok());
+  ASSERT_OK(claim_folder(b, folder, 2));
+  ASSERT_OK(create(b));
+  ASSERT_OK(write_job(*fs, job(), b, 2));
   const Status taken = claim_folder(a, folder, 1);
   EXPECT_EQ(taken.code(), Code::kInvalidArgument);
   EXPECT_NE(taken.message().find("of another run, " + b), std::string::npos)
@@ -696,7 +682,7 @@ TEST_F(RunDirTest, AFolderOfCheckpointsBelongsToOneRun) {
   std::filesystem::remove_all(b);
   std::filesystem::create_directory(folder + "/step-00000100");
   EXPECT_FALSE(claim_folder(a, folder, 1).ok()) << "it has checkpoints";
-  EXPECT_TRUE(claim_folder(b, folder, 2).ok());
+  EXPECT_OK(claim_folder(b, folder, 2));
 }
 
 // For this thread, as on exFAT.
@@ -721,11 +707,10 @@ TEST_F(RunDirTest, AFolderIsClaimedWithoutHardLinks) {
     refuse_hard_links();
     ASSERT_NE(::link(dir_.c_str(), folder.c_str()), 0);
     ASSERT_EQ(errno, EPERM);
-    const Status claimed = claim_folder(a, folder, 1);
-    ASSERT_TRUE(claimed.ok()) << claimed.message();
+    ASSERT_OK(claim_folder(a, folder, 1));
     fs::create_directory(folder + "/step-00000100");
     EXPECT_FALSE(claim_folder(b, folder, 2).ok());
-    EXPECT_TRUE(claim_folder(a, folder, 1).ok());
+    EXPECT_OK(claim_folder(a, folder, 1));
   }).join();
   EXPECT_EQ(std::distance(fs::directory_iterator(folder), {}), 2);
 }
@@ -749,26 +734,25 @@ TEST_F(RunDirTest, HyperparametersMayChangeOnlyOnRequest) {
 TEST_F(RunDirTest, ARunKeepsTheKeysThatAreNotGiven) {
   const auto fs = posix_file_system();
   const std::string run = dir_ + "/run";
-  ASSERT_TRUE(create(run).ok());
+  ASSERT_OK(create(run));
   const pb::Job held = job({"train.steps=200", "model.vocab_size=257",
                             "elastic.layouts=[\"dp2\"]", "train.seed=5"});
-  ASSERT_TRUE(write_job(*fs, held, run).ok());
+  ASSERT_OK(write_job(*fs, held, run));
   put(dir_ + "/job.toml", "[data]\npath = \"/d\"\n[train]\nseed = 5\n");
-  const auto same = load_resolved({dir_ + "/job.toml", {}}, run);
-  ASSERT_TRUE(same.ok()) << same.status().message();
-  EXPECT_TRUE(jobfile::differences(held, *same).empty());
-  const auto longer =
-      load_resolved({"", {"train.steps=300", "elastic.layouts=[]"}}, run);
-  ASSERT_TRUE(longer.ok()) << longer.status().message();
-  EXPECT_EQ(longer->schedule().total_steps(), 300) << "follows train.steps";
-  EXPECT_EQ(longer->elastic().layouts_size(), 0);
-  EXPECT_EQ(longer->train().seed(), 5U);
+  ASSERT_OK_AND(const auto same, load_resolved({dir_ + "/job.toml", {}}, run));
+  EXPECT_TRUE(jobfile::differences(held, same).empty());
+  ASSERT_OK_AND(
+      const auto longer,
+      load_resolved({"", {"train.steps=300", "elastic.layouts=[]"}}, run));
+  EXPECT_EQ(longer.schedule().total_steps(), 300) << "follows train.steps";
+  EXPECT_EQ(longer.elastic().layouts_size(), 0);
+  EXPECT_EQ(longer.train().seed(), 5U);
   EXPECT_FALSE(load_resolved({"", {}}, dir_ + "/none").ok());
 }
 
 TEST_F(RunDirTest, FewerStepsThanFinishedAreRefusedAndARateJumpIsReported) {
   const auto fs = posix_file_system();
-  ASSERT_TRUE(write_job(*fs, job({"train.steps=200"}), dir_).ok());
+  ASSERT_OK(write_job(*fs, job({"train.steps=200"}), dir_));
   pb::StepMetrics m;
   m.set_step(100);
   m.set_loss(2);
@@ -783,11 +767,10 @@ TEST_F(RunDirTest, FewerStepsThanFinishedAreRefusedAndARateJumpIsReported) {
             std::string::npos)
       << fewer.status().message();
   EXPECT_EQ(check({"train.steps=200"})->keys, "");
-  const auto bent = check({"train.steps=100"});
-  ASSERT_TRUE(bent.ok()) << bent.status().message();
-  EXPECT_EQ(bent->keys,
+  ASSERT_OK_AND(const auto bent, check({"train.steps=100"}));
+  EXPECT_EQ(bent.keys,
             "train.steps 200 -> 100, schedule.total_steps 200 -> 100");
-  EXPECT_EQ(bent->learning_rate.substr(0, 53),
+  EXPECT_EQ(bent.learning_rate.substr(0, 53),
             "step 101 has 1.00e-04 after 7.83e-04 at step 100, bec");
   m.set_lr(0.5);  // made with another one
   put(metrics_path(dir_), metrics_line(m) + "\n");
@@ -806,13 +789,13 @@ TEST_F(RunDirTest, EditsOfTheJobFileInARunAreTakenOnlyOnRequest) {
   *journal.mutable_job() = job({"train.steps=200"});
   journal.set_run_id(0xabcdef0123456789);
   const uint64_t id = journal.run_id();
-  ASSERT_TRUE(write_job(*fs, journal.job(), dir_, id).ok());
+  ASSERT_OK(write_job(*fs, journal.job(), dir_, id));
   EXPECT_EQ(run_id_of(*fs, dir_), id);
   EXPECT_TRUE(is_run(dir_));
   const auto check = [&](bool accept_edits,
                          const std::vector<std::string>& set = {}) {
     const auto now = load_resolved({"", set}, dir_);
-    EXPECT_TRUE(now.ok()) << now.status().message();
+    EXPECT_OK(now);
     return check_job(*fs, {*now, set, accept_edits}, dir_, &journal);
   };
   EXPECT_EQ(check(false)->keys, "");
@@ -862,17 +845,15 @@ TEST_F(RunDirTest, AJobThatACoordinatorWroteIsNoEdit) {
   pb::Durable journal;
   *journal.mutable_job() = job();
   journal.set_run_id(7);
-  ASSERT_TRUE(
-      write_job(*fs, job({"optimizer.lr=0.5"}), dir_, journal.run_id()).ok());
+  ASSERT_OK(write_job(*fs, job({"optimizer.lr=0.5"}), dir_, journal.run_id()));
   EXPECT_EQ(run_id_of(*fs, dir_), 7U);
   const auto check = [&] {
     const auto now = load_resolved({}, dir_);
-    EXPECT_TRUE(now.ok()) << now.status().message();
+    EXPECT_OK(now);
     return check_job(*fs, {*now, {}}, dir_, &journal);
   };
-  const auto taken = check();
-  ASSERT_TRUE(taken.ok()) << taken.status().message();
-  EXPECT_EQ(taken->keys, "optimizer.lr 0.001 -> 0.5");
+  ASSERT_OK_AND(const auto taken, check());
+  EXPECT_EQ(taken.keys, "optimizer.lr 0.001 -> 0.5");
   std::string text = get(job_path(dir_));
   text.replace(text.find("\nlog_every = 1\n"), 15, "\nlog_every = 2\n");
   put(job_path(dir_), text);
@@ -936,16 +917,16 @@ TEST_F(RunDirTest, TheNewestStepMayBeInMemoryOrInACheckpoint) {
                                .value()
                                .zero.state_elements();
   {
-    const auto segment = memory::StateSegment::create(
-        memory::segment_path(folder, journal.state_job(), 0),
-        journal.state_job(), elements);
-    ASSERT_TRUE(segment.ok()) << segment.status().message();
-    (*segment)->begin(0);
-    (*segment)->commit({.step = 180,
-                        .generation = 1,
-                        .sharding = sharding,
-                        .model = geometry::model_id(table),
-                        .elements = elements});
+    ASSERT_OK_AND(const auto segment,
+                  memory::StateSegment::create(
+                      memory::segment_path(folder, journal.state_job(), 0),
+                      journal.state_job(), elements));
+    segment->begin(0);
+    segment->commit({.step = 180,
+                     .generation = 1,
+                     .sharding = sharding,
+                     .model = geometry::model_id(table),
+                     .elements = elements});
   }
   const auto kept = newest_state(*fs, dir_, now, &journal);
   EXPECT_EQ(kept.step, 180);
@@ -967,7 +948,7 @@ TEST_F(RunDirTest, AFolderWithOtherFilesIsRefused) {
   const auto fs = posix_file_system();
   fs::create_directories(dir_ + "/keys");
   fs::create_directories(dir_ + "/logs");
-  EXPECT_TRUE(check_unused(*fs, dir_).ok());
+  EXPECT_OK(check_unused(*fs, dir_));
   put(job_path(dir_), "[data]\npath = \"/d\"\n");
   EXPECT_FALSE(is_run(dir_)) << "it is the user's";
   EXPECT_NE(check_unused(*fs, dir_).message().find("no run has written"),
@@ -999,18 +980,18 @@ TEST_F(RunDirTest, AnotherDataSetThanWasTrainedOnIsRefused) {
     j.mutable_data()->set_path(dir_ + "/" + name);
     return check_job(*fs, {j}, dir_, &journal).status();
   };
-  ASSERT_TRUE(write_job(*fs, job(), dir_).ok());
+  ASSERT_OK(write_job(*fs, job(), dir_));
   journal.mutable_assignment()->set_data_id(first);
-  EXPECT_TRUE(check("second").ok()) << "nothing was trained yet";
+  EXPECT_OK(check("second")) << "nothing was trained yet";
   pb::StepMetrics trained;
   trained.set_step(5);
   trained.set_loss(2);
   put(metrics_path(dir_), metrics_line(trained) + "\n");
-  EXPECT_TRUE(check("first").ok()) << check("first").message();
+  EXPECT_OK(check("first"));
   EXPECT_EQ(check("second").code(), Code::kInvalidArgument)
       << "the state is in memory alone";
   journal.mutable_assignment()->clear_data_id();
-  EXPECT_TRUE(check("second").ok()) << "the coordinator never saw the data";
+  EXPECT_OK(check("second")) << "the coordinator never saw the data";
   pb::Manifest m;
   m.set_format(manifest::kFormat);
   m.set_step(10);
@@ -1019,8 +1000,8 @@ TEST_F(RunDirTest, AnotherDataSetThanWasTrainedOnIsRefused) {
       dir_ + "/checkpoints/" + manifest::step_name(m.step());
   fs::create_directories(step);
   put(step + "/manifest.json", manifest::encode(m));
-  EXPECT_TRUE(check("first").ok()) << check("first").message();
-  EXPECT_TRUE(check("none").ok()) << "the job file's check names it";
+  EXPECT_OK(check("first"));
+  EXPECT_OK(check("none")) << "the job file's check names it";
   const Status refused = check("second");
   EXPECT_EQ(refused.code(), Code::kInvalidArgument);
   for (const std::string& part : {first, second, dir_ + "/second"})
@@ -1040,11 +1021,10 @@ TEST_F(RunDirTest, DataInfoComesFromTheIndex) {
   EXPECT_NE(read_data_info(dir_).status().message().find("/b: No such file"),
             std::string::npos);
   put(dir_ + "/b", std::string(128 + 2 * 6, 'x'));
-  const auto info = read_data_info(dir_);
-  ASSERT_TRUE(info.ok()) << info.status().message();
-  EXPECT_EQ(info.value().vocab_size, 257);
-  EXPECT_EQ(info.value().train_tokens, 11);
-  EXPECT_EQ(info.value().val_tokens, 0);
+  ASSERT_OK_AND(const auto info, read_data_info(dir_));
+  EXPECT_EQ(info.vocab_size, 257);
+  EXPECT_EQ(info.train_tokens, 11);
+  EXPECT_EQ(info.val_tokens, 0);
   put(dir_ + "/b", std::string(128 + 2 * 6, 'y'));
   EXPECT_NE(read_data_info(dir_).status().message().find("/b: the tokens"),
             std::string::npos);

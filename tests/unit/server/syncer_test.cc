@@ -1,7 +1,6 @@
 #include "coordinator/server/syncer.h"
 
 #include <fcntl.h>
-#include <gtest/gtest.h>
 #include <unistd.h>
 
 #include <atomic>
@@ -11,6 +10,8 @@
 #include <functional>
 #include <string>
 #include <thread>
+
+#include "tests/testing/expect.h"
 
 namespace remesh::server {
 namespace {
@@ -67,7 +68,7 @@ TEST_F(SyncerTest, AStepIsDurableOnceItsSyncHasSucceeded) {
 TEST_F(SyncerTest, ASyncOfTheOwnerCountsAtOnce) {
   Syncer syncer(fd_, fd_, 3'600'000);
   syncer.wrote(7, 0);
-  ASSERT_TRUE(syncer.sync_metrics().ok());
+  ASSERT_OK(syncer.sync_metrics());
   EXPECT_EQ(syncer.synced_step(), 7);
 }
 

@@ -1,8 +1,7 @@
 // The simulated network does what a test asks of it.
 #include "tests/testing/network.h"
 
-#include <gtest/gtest.h>
-
+#include "tests/testing/expect.h"
 #include "tests/testing/process.h"
 
 namespace remesh::testing {
@@ -36,20 +35,20 @@ TEST_F(NetworkTest, CutsOneDirectionOfOneLink) {
   EXPECT_TRUE(reaches(1, 2));
   for (const auto& [from, to] :
        {std::pair{1, 2}, std::pair{0, 1}, std::pair{1, 0}}) {
-    ASSERT_TRUE(network_->set_loss(from, to, 1).ok());
+    ASSERT_OK(network_->set_loss(from, to, 1));
     EXPECT_FALSE(reaches(from, to, "0.5")) << from << " to " << to;
     EXPECT_FALSE(reaches(to, from, "0.5")) << "no answer comes back";
     EXPECT_TRUE(reaches(0, 2));
-    ASSERT_TRUE(network_->set_loss(from, to, 0).ok());
+    ASSERT_OK(network_->set_loss(from, to, 0));
     EXPECT_TRUE(reaches(from, to));
   }
 }
 
 TEST_F(NetworkTest, LimitsTheRateAndHeals) {
-  ASSERT_TRUE(network_->set_rate(1, 1'000'000).ok());
+  ASSERT_OK(network_->set_rate(1, 1'000'000));
   EXPECT_TRUE(reaches(1, 2)) << "small packets pass";
   network_->set_link(2, false);
-  ASSERT_TRUE(network_->set_loss(0, 1, 1).ok());
+  ASSERT_OK(network_->set_loss(0, 1, 1));
   EXPECT_FALSE(reaches(1, 2, "0.5"));
   network_->heal();
   EXPECT_TRUE(reaches(1, 2));

@@ -1,12 +1,12 @@
 #include "worker/tokenizer/bpe.h"
 
 #include <fmt/format.h>
-#include <gtest/gtest.h>
 
 #include <random>
 #include <string>
 #include <vector>
 
+#include "tests/testing/expect.h"
 #include "tests/testing/seed.h"
 
 namespace remesh::tokenizer {
@@ -65,8 +65,7 @@ TEST(Bpe, MergesAsTheNaiveTwinDoes) {
     std::mt19937 rng(seed);
     const int alphabet = 1 + static_cast<int>(rng() % 4);
     const BpeModel model = random_model(rng, alphabet, 40);
-    const auto bpe = Bpe::make(model);
-    ASSERT_TRUE(bpe.ok()) << bpe.status().to_string();
+    ASSERT_OK_AND(const auto bpe, Bpe::make(model));
     Bpe::Scratch scratch(200);
     for (const size_t length : {0U, 1U, 2U, 7U, 39U, 40U, 41U, 42U, 150U}) {
       std::string piece;
@@ -74,7 +73,7 @@ TEST(Bpe, MergesAsTheNaiveTwinDoes) {
         piece.push_back(
             static_cast<char>('a' + rng() % static_cast<unsigned>(alphabet)));
       std::vector<int32_t> tokens;
-      ASSERT_TRUE(bpe->encode(piece, scratch, tokens).ok());
+      ASSERT_OK(bpe.encode(piece, scratch, tokens));
       EXPECT_EQ(tokens, naive(model, piece)) << seed << ": " << piece;
     }
   }
@@ -86,12 +85,11 @@ TEST(Bpe, OfEqualRanksTheLeftmostMergesFirst) {
   m.byte_level = true;
   m.tokens = {"a", "aa", "aaa"};
   m.merges = {{0, 0, 1, 1}, {0, 1, 2, 2}, {1, 0, 2, 2}};
-  const auto bpe = Bpe::make(m);
-  ASSERT_TRUE(bpe.ok());
+  ASSERT_OK_AND(const auto bpe, Bpe::make(m));
   Bpe::Scratch scratch(200);
   for (size_t n = 1; n < 100; ++n) {
     std::vector<int32_t> tokens;
-    ASSERT_TRUE(bpe->encode(std::string(n, 'a'), scratch, tokens).ok());
+    ASSERT_OK(bpe.encode(std::string(n, 'a'), scratch, tokens));
     EXPECT_EQ(tokens, naive(m, std::string(n, 'a'))) << n;
   }
 }
@@ -106,13 +104,11 @@ TEST(Bpe, AMegabyteOfOneCharacterIsNotQuadratic) {
     m.merges.push_back({i, i, i + 1, static_cast<uint32_t>(i)});
     m.tokens.push_back(token);
   }
-  const auto bpe = Bpe::make(m);
-  ASSERT_TRUE(bpe.ok());
+  ASSERT_OK_AND(const auto bpe, Bpe::make(m));
   Bpe::Scratch scratch(200);
   std::vector<int32_t> tokens;
   // Quadratic, this would take hours.
-  ASSERT_TRUE(
-      bpe->encode(std::string(size_t{1} << 20, 'a'), scratch, tokens).ok());
+  ASSERT_OK(bpe.encode(std::string(size_t{1} << 20, 'a'), scratch, tokens));
   EXPECT_EQ(tokens, std::vector<int32_t>((1 << 20) / 64, 6));
 }
 
@@ -121,7 +117,7 @@ TEST(Bpe, CharactersWithoutATokenBecomeBytes) {
   m.tokens = {"é", "a"};
   const auto encode = [&](const std::string& text) {
     const auto bpe = Bpe::make(m);
-    EXPECT_TRUE(bpe.ok());
+    EXPECT_OK(bpe);
     Bpe::Scratch scratch(200);
     std::vector<int32_t> tokens;
     const Status status = bpe->encode(text, scratch, tokens);
@@ -140,15 +136,14 @@ TEST(Bpe, CharactersWithoutATokenBecomeBytes) {
 TEST(Bpe, TheCacheChangesNothing) {
   std::mt19937 rng(test_seed());
   const BpeModel model = random_model(rng, 3, 40);
-  const auto bpe = Bpe::make(model);
-  ASSERT_TRUE(bpe.ok());
+  ASSERT_OK_AND(const auto bpe, Bpe::make(model));
   Bpe::Scratch scratch(30);
   for (int i = 0; i < 2000; ++i) {
     std::string piece;
     for (size_t n = 1 + rng() % 4; n > 0; --n)
       piece.push_back(static_cast<char>('a' + rng() % 3));
     std::vector<int32_t> tokens;
-    ASSERT_TRUE(bpe->encode(piece, scratch, tokens).ok());
+    ASSERT_OK(bpe.encode(piece, scratch, tokens));
     EXPECT_EQ(tokens, naive(model, piece)) << piece;
   }
 }

@@ -1,10 +1,10 @@
 // Everything before the model: characters and patterns.
-#include <gtest/gtest.h>
 
 #include <string>
 #include <string_view>
 #include <vector>
 
+#include "tests/testing/expect.h"
 #include "worker/tokenizer/pipeline.h"
 #include "worker/tokenizer/regex.h"
 #include "worker/tokenizer/unicode.h"
@@ -26,7 +26,7 @@ Texts split(const Regex& regex, const std::string& text) {
         at = end;
         return ok_status();
       });
-  EXPECT_TRUE(status.ok()) << status.to_string();
+  EXPECT_OK(status);
   if (at < text.size()) out.push_back("[" + text.substr(at) + "]");
   return out;
 }
@@ -110,7 +110,7 @@ TEST(Regex, WrongAndForeignPatternsAreRefused) {
   for (const char* pattern :
        {R"([\[\]&]&&\\h)", "[]a]", "[^]]", "a{2,}b{3}", "(?i:'s|'m)",
         "(?!m)(?:s)", "[{,2}+]", R"(\{,2})"})
-    EXPECT_TRUE(Regex::compile(pattern).ok()) << pattern;
+    EXPECT_OK(Regex::compile(pattern)) << pattern;
 }
 
 TEST(Regex, AnExponentialPatternFails) {
@@ -147,7 +147,7 @@ TEST(Regex, WithoutTheJustInTimeCompilerTimeIsLinear) {
                                           ++matches;
                                           return ok_status();
                                         });
-  EXPECT_TRUE(s.ok()) << s.message();
+  EXPECT_OK(s);
   EXPECT_EQ(matches, 2 * kWords);
 }
 

@@ -2,8 +2,6 @@
 // models that are refused.
 #include "worker/tokenizer/sentencepiece.h"
 
-#include <gtest/gtest.h>
-
 #include <fstream>
 #include <functional>
 #include <iterator>
@@ -12,6 +10,7 @@
 #include <string>
 #include <vector>
 
+#include "tests/testing/expect.h"
 #include "tests/unit/tokenizer/encode.h"
 #include "tests/unit/tokenizer/small_models.h"
 
@@ -31,7 +30,7 @@ std::vector<std::string> lines_of(const std::string& file) {
 
 std::unique_ptr<Tokenizer> open(const std::string& name) {
   auto made = open_tokenizer(kFolder + name + ".model");
-  EXPECT_TRUE(made.ok()) << made.status().to_string();
+  EXPECT_OK(made);
   return made.ok() ? std::move(*made) : nullptr;
 }
 

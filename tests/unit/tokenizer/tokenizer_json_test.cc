@@ -1,12 +1,11 @@
 #include "worker/tokenizer/tokenizer_json.h"
 
-#include <gtest/gtest.h>
-
 #include <functional>
 #include <random>
 #include <string>
 #include <vector>
 
+#include "tests/testing/expect.h"
 #include "tests/testing/seed.h"
 #include "tests/unit/tokenizer/encode.h"
 #include "tests/unit/tokenizer/small_models.h"
@@ -16,7 +15,7 @@ namespace {
 
 std::unique_ptr<Tokenizer> parse(const Json& json) {
   auto t = parse_tokenizer_json(json.dump(), "t.json");
-  EXPECT_TRUE(t.ok()) << t.status().to_string();
+  EXPECT_OK(t);
   return t.ok() ? std::move(*t) : nullptr;
 }
 
@@ -45,7 +44,7 @@ TEST(TokenizerJson, SentencePieceLike) {
   // What follows a prompt.
   TextStream rest(*t, /*begins=*/false);
   std::string text;
-  ASSERT_TRUE(rest.add(space + 10, text).ok());
+  ASSERT_OK(rest.add(space + 10, text));
   EXPECT_EQ(text, " hello");
 }
 

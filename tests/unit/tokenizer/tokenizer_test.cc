@@ -1,11 +1,11 @@
 #include "worker/tokenizer/tokenizer.h"
 
 #include <fmt/format.h>
-#include <gtest/gtest.h>
 
 #include <string>
 #include <vector>
 
+#include "tests/testing/expect.h"
 #include "tests/testing/temp_dir.h"
 #include "tests/unit/tokenizer/encode.h"
 #include "tests/unit/tokenizer/small_models.h"
@@ -16,19 +16,18 @@ namespace remesh::tokenizer {
 namespace {
 
 TEST(Tokenizer, BytesRoundTrip) {
-  const auto t = open_tokenizer("bytes");
-  ASSERT_TRUE(t.ok());
+  ASSERT_OK_AND(const auto t, open_tokenizer("bytes"));
   std::string all;
   for (int b = 0; b < 256; ++b) all.push_back(static_cast<char>(b));
-  const Tokens tokens = encode(**t, all);
+  const Tokens tokens = encode(*t, all);
   ASSERT_EQ(tokens.size(), 256U);
   EXPECT_EQ(tokens[255], 255);
-  EXPECT_EQ((*t)->decode(tokens).value(), all);
-  EXPECT_EQ((*t)->decode(Tokens{'a', 256, 'b'}).value(), "a\n<|endoftext|>\nb");
-  EXPECT_EQ((*t)->decode(Tokens{'a', '\n', 256, 256}).value(),
+  EXPECT_EQ(t->decode(tokens).value(), all);
+  EXPECT_EQ(t->decode(Tokens{'a', 256, 'b'}).value(), "a\n<|endoftext|>\nb");
+  EXPECT_EQ(t->decode(Tokens{'a', '\n', 256, 256}).value(),
             "a\n<|endoftext|>\n<|endoftext|>\n");
-  EXPECT_FALSE((*t)->decode(Tokens{257}).ok());
-  EXPECT_FALSE((*t)->decode(Tokens{-1}).ok());
+  EXPECT_FALSE(t->decode(Tokens{257}).ok());
+  EXPECT_FALSE(t->decode(Tokens{-1}).ok());
 }
 
 TEST(TextStream, WithholdsIncompleteCharacters) {
@@ -37,7 +36,7 @@ TEST(TextStream, WithholdsIncompleteCharacters) {
   std::string out;
   std::vector<std::string> seen;
   for (const char c : std::string("a\xE2\x96\x81\xFF\xF0\x9F")) {
-    ASSERT_TRUE(stream.add(static_cast<unsigned char>(c), out).ok());
+    ASSERT_OK(stream.add(static_cast<unsigned char>(c), out));
     seen.push_back(out);
   }
   EXPECT_EQ(seen,
@@ -79,25 +78,23 @@ std::string tiktoken(int ranks) {
 }
 
 TEST(Tiktoken, RanksAreIdsAndSpecialTokensFollow) {
-  const auto t = parse_tiktoken(tiktoken(50256), "t");
-  ASSERT_TRUE(t.ok()) << t.status().to_string();
-  EXPECT_EQ((*t)->vocab_size(), 50257);
-  EXPECT_EQ((*t)->end_of_text(), 50256);
-  EXPECT_EQ(encode(**t, "he he"), (Tokens{256, 257}));
+  ASSERT_OK_AND(const auto t, parse_tiktoken(tiktoken(50256), "t"));
+  EXPECT_EQ(t->vocab_size(), 50257);
+  EXPECT_EQ(t->end_of_text(), 50256);
+  EXPECT_EQ(encode(*t, "he he"), (Tokens{256, 257}));
   // "hexa" has no merges that lead to it.
-  EXPECT_EQ(encode(**t, "hexa hexa"), (Tokens{258, 257, 'x', 'a'}));
-  EXPECT_EQ(encode(**t, "he<|endoftext|>", {.special = true}),
+  EXPECT_EQ(encode(*t, "hexa hexa"), (Tokens{258, 257, 'x', 'a'}));
+  EXPECT_EQ(encode(*t, "he<|endoftext|>", {.special = true}),
             (Tokens{256, 50256}));
-  EXPECT_EQ(encode(**t, "<|endoftext|>").size(), 13U);
-  EXPECT_TRUE((*t)->id().starts_with("gpt2:")) << (*t)->id();
+  EXPECT_EQ(encode(*t, "<|endoftext|>").size(), 13U);
+  EXPECT_TRUE(t->id().starts_with("gpt2:")) << t->id();
 
-  const auto llama = parse_tiktoken(tiktoken(128000), "t");
-  ASSERT_TRUE(llama.ok()) << llama.status().to_string();
-  EXPECT_EQ((*llama)->vocab_size(), 128256);
-  EXPECT_EQ((*llama)->end_of_text(), 128001);
-  EXPECT_EQ((*llama)->decode(Tokens{128000, 256, 257, 128009}).value(),
+  ASSERT_OK_AND(const auto llama, parse_tiktoken(tiktoken(128000), "t"));
+  EXPECT_EQ(llama->vocab_size(), 128256);
+  EXPECT_EQ(llama->end_of_text(), 128001);
+  EXPECT_EQ(llama->decode(Tokens{128000, 256, 257, 128009}).value(),
             "<|begin_of_text|>he he<|eot_id|>");
-  EXPECT_TRUE((*llama)->id().starts_with("llama3:")) << (*llama)->id();
+  EXPECT_TRUE(llama->id().starts_with("llama3:")) << llama->id();
 }
 
 // They divide text differently: o200k ends a piece before a capital letter.
@@ -139,10 +136,10 @@ TEST(Tiktoken, InvalidFilesAreRefused) {
 
 TEST(OpenTokenizer, TellsFormatsByTheirContents) {
   const TempDir dir;
-  const auto json = open_tokenizer(dir.write("a", sentencepiece_like().dump()));
-  ASSERT_TRUE(json.ok()) << json.status().to_string();
-  EXPECT_EQ((*json)->end_of_text(), 2);
-  EXPECT_TRUE(open_tokenizer(dir.write("b", tiktoken(50256))).ok());
+  ASSERT_OK_AND(const auto json,
+                open_tokenizer(dir.write("a", sentencepiece_like().dump())));
+  EXPECT_EQ(json->end_of_text(), 2);
+  EXPECT_OK(open_tokenizer(dir.write("b", tiktoken(50256))));
   EXPECT_EQ(open_tokenizer(dir.write("c", "something")).status().code(),
             Code::kInvalidArgument);
   const Status missing = open_tokenizer("byte").status();

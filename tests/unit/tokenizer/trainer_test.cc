@@ -1,13 +1,12 @@
 #include "worker/tokenizer/trainer.h"
 
-#include <gtest/gtest.h>
-
 #include <map>
 #include <nlohmann/json.hpp>
 #include <random>
 #include <string>
 #include <vector>
 
+#include "tests/testing/expect.h"
 #include "tests/testing/seed.h"
 #include "worker/tokenizer/pipeline.h"
 #include "worker/tokenizer/tokenizer_json.h"
@@ -29,10 +28,10 @@ std::string random_text(uint32_t seed, size_t words) {
 
 std::string train(const std::string& text, int64_t vocab_size) {
   auto trainer = Trainer::make(vocab_size);
-  EXPECT_TRUE(trainer.ok());
-  EXPECT_TRUE(trainer->add(text).ok());
+  EXPECT_OK(trainer);
+  EXPECT_OK(trainer->add(text));
   auto json = trainer->finish();
-  EXPECT_TRUE(json.ok()) << json.status().to_string();
+  EXPECT_OK(json);
   return *json;
 }
 
@@ -42,17 +41,14 @@ std::vector<std::string> naive_merges(const std::string& text, size_t count) {
   std::map<Word, int64_t> words;
   Matcher matcher;
   const Regex pattern = Regex::compile(kLlama3Pattern).value();
-  EXPECT_TRUE(pattern
-                  .for_each_match(text, matcher,
-                                  [&](size_t begin, size_t end) {
-                                    Word word;
-                                    for (size_t i = begin; i < end; ++i)
-                                      word.push_back(
-                                          static_cast<unsigned char>(text[i]));
-                                    ++words[word];
-                                    return ok_status();
-                                  })
-                  .ok());
+  EXPECT_OK(
+      pattern.for_each_match(text, matcher, [&](size_t begin, size_t end) {
+        Word word;
+        for (size_t i = begin; i < end; ++i)
+          word.push_back(static_cast<unsigned char>(text[i]));
+        ++words[word];
+        return ok_status();
+      }));
   std::vector<std::string> tokens;
   for (int b = 0; b < 256; ++b) tokens.emplace_back(1, static_cast<char>(b));
   std::vector<std::string> merges;
@@ -102,20 +98,20 @@ TEST(Trainer, MergesAsTheNaiveTwinDoes) {
 TEST(Trainer, ItsTokenizerRepresentsAnyBytes) {
   std::mt19937 rng(test_seed());
   const std::string text = random_text(1, 3000);
-  const auto t = parse_tokenizer_json(train(text, 400), "trained");
-  ASSERT_TRUE(t.ok()) << t.status().to_string();
-  EXPECT_EQ((*t)->vocab_size(), 400);
-  EXPECT_EQ((*t)->end_of_text(), 399);
+  ASSERT_OK_AND(const auto t,
+                parse_tokenizer_json(train(text, 400), "trained"));
+  EXPECT_EQ(t->vocab_size(), 400);
+  EXPECT_EQ(t->end_of_text(), 399);
   for (int i = 0; i < 300; ++i) {
     std::string bytes;
     for (size_t n = rng() % 300; n > 0; --n)
       bytes.push_back(static_cast<char>(rng() % 2 == 0 ? rng() : 'a'));
     std::vector<int32_t> tokens;
-    ASSERT_TRUE((*t)->encode(bytes, {}, tokens).ok());
-    EXPECT_EQ((*t)->decode(tokens).value(), bytes);
+    ASSERT_OK(t->encode(bytes, {}, tokens));
+    EXPECT_EQ(t->decode(tokens).value(), bytes);
   }
   std::vector<int32_t> tokens;
-  ASSERT_TRUE((*t)->encode(text, {}, tokens).ok());
+  ASSERT_OK(t->encode(text, {}, tokens));
   EXPECT_LT(tokens.size() * 2, text.size());
 }
 
@@ -125,15 +121,15 @@ TEST(Trainer, TheOrderOfTextsDoesNotMatter) {
   std::vector<std::string> texts;
   for (uint32_t i = 0; i < 5; ++i) texts.push_back(random_text(i, 500) + "\n");
   for (size_t i = 0; i < 5; ++i) {
-    ASSERT_TRUE(forward->add(texts[i]).ok());
-    ASSERT_TRUE(backward->add(texts[4 - i]).ok());
+    ASSERT_OK(forward->add(texts[i]));
+    ASSERT_OK(backward->add(texts[4 - i]));
   }
   EXPECT_EQ(forward->finish().value(), backward->finish().value());
 }
 
 TEST(Trainer, TooLittleTextAndWrongSizesAreRefused) {
   auto trainer = Trainer::make(400);
-  ASSERT_TRUE(trainer->add("abab abab").ok());
+  ASSERT_OK(trainer->add("abab abab"));
   EXPECT_NE(trainer->finish().status().message().find("enough for 25"),
             std::string::npos)
       << trainer->finish().status().message();

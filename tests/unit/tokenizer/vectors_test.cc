@@ -1,6 +1,5 @@
 // The vectors of data/README.md, and real files that must load or be refused.
 #include <fmt/format.h>
-#include <gtest/gtest.h>
 
 #include <cstdlib>
 #include <filesystem>
@@ -9,6 +8,7 @@
 #include <string>
 #include <vector>
 
+#include "tests/testing/expect.h"
 #include "tests/testing/temp_dir.h"
 #include "worker/tokenizer/tokenizer.h"
 
@@ -56,8 +56,7 @@ class Vectors : public testing::TestWithParam<Vector> {};
 TEST_P(Vectors, EveryTextHasThePublishedTokensAndComesBack) {
   const std::string path = vocabulary(GetParam().file);
   if (path.empty()) GTEST_SKIP() << "needs tokenizers: " << GetParam().file;
-  const auto opened = open_tokenizer(path);
-  ASSERT_TRUE(opened.ok()) << opened.status().to_string();
+  ASSERT_OK_AND(const auto opened, open_tokenizer(path));
   const auto inputs = texts();
   const auto outputs = expected(GetParam().out);
   ASSERT_EQ(inputs.size(), 46U);
@@ -65,10 +64,9 @@ TEST_P(Vectors, EveryTextHasThePublishedTokensAndComesBack) {
   int passed = 0;
   for (size_t i = 0; i < inputs.size(); ++i) {
     std::vector<int32_t> tokens;
-    const Status status = (*opened)->encode(inputs[i], {}, tokens);
-    ASSERT_TRUE(status.ok()) << status.to_string();
+    ASSERT_OK(opened->encode(inputs[i], {}, tokens));
     EXPECT_EQ(tokens, outputs[i]) << i << ": '" << inputs[i] << "'";
-    EXPECT_EQ((*opened)->decode(tokens).value(), inputs[i]);
+    EXPECT_EQ(opened->decode(tokens).value(), inputs[i]);
     passed += tokens == outputs[i] ? 1 : 0;
   }
   fmt::print("{}: {} of {} vectors\n", GetParam().file, passed, inputs.size());
@@ -109,10 +107,9 @@ TEST(VectorExamples, AgreeWithTheirPublishers) {
     const std::string path = vocabulary(e.file);
     if (path.empty()) continue;
     ++found;
-    const auto opened = open_tokenizer(path);
-    ASSERT_TRUE(opened.ok()) << opened.status().to_string();
+    ASSERT_OK_AND(const auto opened, open_tokenizer(path));
     std::vector<int32_t> tokens;
-    ASSERT_TRUE((*opened)->encode(e.text, {.special = true}, tokens).ok());
+    ASSERT_OK(opened->encode(e.text, {.special = true}, tokens));
     EXPECT_EQ(tokens, e.tokens) << e.file << ": " << e.text;
   }
   if (found == 0) GTEST_SKIP() << "needs tokenizers: llama3.tiktoken";
@@ -141,13 +138,11 @@ TEST(RealFiles, OtherFilesRoundTrip) {
     const std::string path = vocabulary(std::string(file) + "/tokenizer.json");
     if (path.empty()) continue;
     ++found;
-    const auto opened = open_tokenizer(path);
-    ASSERT_TRUE(opened.ok()) << opened.status().to_string();
+    ASSERT_OK_AND(const auto opened, open_tokenizer(path));
     for (const std::string& text : texts()) {
       std::vector<int32_t> tokens;
-      const Status status = (*opened)->encode(text, {}, tokens);
-      ASSERT_TRUE(status.ok()) << status.to_string();
-      EXPECT_EQ((*opened)->decode(tokens).value(), text) << file;
+      ASSERT_OK(opened->encode(text, {}, tokens));
+      EXPECT_EQ(opened->decode(tokens).value(), text) << file;
     }
   }
   if (found == 0) GTEST_SKIP() << "needs tokenizers: phi-2, whisper";

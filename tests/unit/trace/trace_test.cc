@@ -1,4 +1,3 @@
-#include <gtest/gtest.h>
 #include <unistd.h>
 
 #include <array>
@@ -11,6 +10,7 @@
 #include <thread>
 
 #include "parallel/comm/mesh.h"
+#include "tests/testing/expect.h"
 #include "tests/testing/local_comm.h"
 #include "tests/testing/seed.h"
 #include "worker/board/board.h"
@@ -158,7 +158,7 @@ TEST(Tracer, WritesAFileAtOnceAndSaysWhereItCannot) {
   Tracer tracer(rank_options(2));
   tracer.set_on(true);
   { const Span s(&tracer, Category::kData); }
-  ASSERT_TRUE(tracer.write((dir / "traces").string()).ok());
+  ASSERT_OK(tracer.write((dir / "traces").string()));
   std::ifstream in(dir / "traces" / "gen-3-rank-2.json");
   const std::string text((std::istreambuf_iterator<char>(in)), {});
   EXPECT_EQ(text, tracer.to_json());
@@ -184,16 +184,15 @@ TEST(TracedComm, RecordsEveryOperationWithBytesAndGroup) {
       Tracer& t = *tracers[static_cast<size_t>(r)];
       TracedComm world(*comms[static_cast<size_t>(r)], t, "world",
                        mesh_group_names());
-      auto mesh = comm::Mesh::make(world, {.dp = 2, .pp = 2});
-      ASSERT_TRUE(mesh.ok());
+      ASSERT_OK_AND(auto mesh, comm::Mesh::make(world, {.dp = 2, .pp = 2}));
       std::vector<float> x(8, static_cast<float>(r));
-      (*mesh)->data().all_reduce(x, comm::Op::kSum);  // not traced yet
+      mesh->data().all_reduce(x, comm::Op::kSum);  // not traced yet
       t.set_on(true);
-      (*mesh)->data().all_reduce(x, comm::Op::kSum);
-      auto again = (*mesh)->data().split(0, r);
+      mesh->data().all_reduce(x, comm::Op::kSum);
+      auto again = mesh->data().split(0, r);
       auto reduce = again->start_all_reduce(x, comm::Op::kMax);
       std::vector<std::byte> bytes(16);
-      comm::Comm& pp = (*mesh)->pp();
+      comm::Comm& pp = mesh->pp();
       if (pp.rank() == 0) {
         sent_ns.at(static_cast<size_t>(r)) = t.now();
         pp.start_send(bytes, 1, 7)->wait();
@@ -253,15 +252,14 @@ TEST(TracedComm, TheFlightRecordIsWrittenEvenWhileTheTracerIsOff) {
       t.set_flight(&b.flight());
       TracedComm world(*comms[static_cast<size_t>(r)], t, "world",
                        mesh_group_names());
-      auto mesh = comm::Mesh::make(world, {.dp = 2, .pp = 2});
-      ASSERT_TRUE(mesh.ok());
+      ASSERT_OK_AND(auto mesh, comm::Mesh::make(world, {.dp = 2, .pp = 2}));
       b.set_step(5);
       const Span step(&t, Category::kStep, {{"step", 5}});
       std::vector<float> x(8, 1);
-      (*mesh)->data().all_reduce(x, comm::Op::kSum);
-      auto reduce = (*mesh)->data().start_all_reduce(x, comm::Op::kMax);
+      mesh->data().all_reduce(x, comm::Op::kSum);
+      auto reduce = mesh->data().start_all_reduce(x, comm::Op::kMax);
       std::vector<std::byte> bytes(16);
-      comm::Comm& pp = (*mesh)->pp();
+      comm::Comm& pp = mesh->pp();
       if (pp.rank() == 0)
         pp.start_send(bytes, 1, 7)->wait();
       else

@@ -1,6 +1,5 @@
 // On which tokens a job trains and validates, against a list that
 // batch_order.py makes from the documentation alone.
-#include <gtest/gtest.h>
 
 #include <array>
 #include <atomic>
@@ -14,6 +13,7 @@
 #include "parallel/comm/mesh.h"
 #include "parallel/jobfile/jobfile.h"
 #include "tests/testing/engine.h"
+#include "tests/testing/expect.h"
 #include "tests/testing/local_comm.h"
 #include "tests/unit/train/trainer_fixture.h"
 #include "worker/data/mix.h"
@@ -130,15 +130,13 @@ TEST_F(BatchOrderTest, AMixtureIsReadInItsOrder) {
     for (int i = 0; i < words; ++i)
       text += name + std::to_string(i * i % 7919) + (i % 50 == 0 ? "\n" : " ");
     std::ofstream(folder + ".txt") << text;
-    ASSERT_TRUE(data::prepare({.inputs = {folder + ".txt"},
-                               .out_dir = folder,
-                               .val_fraction = 0.2},
-                              *posix_file_system())
-                    .ok());
+    ASSERT_OK(data::prepare(
+        {.inputs = {folder + ".txt"}, .out_dir = folder, .val_fraction = 0.2},
+        *posix_file_system()));
     mixed.members.push_back(folder + "=" + weight);
     sets += (sets.empty() ? "" : ",") + mixed.members.back();
   }
-  ASSERT_TRUE(data::mix(mixed, *posix_file_system()).ok());
+  ASSERT_OK(data::mix(mixed, *posix_file_system()));
   const std::vector<Sequence> want =
       list(/*seed=*/3, sets, kSteps * kBatch + 3 * 2);
   for (const int dp : {1, 3}) {
@@ -214,7 +212,7 @@ TEST_F(BatchOrderTest, ASourceThatEndsDoesNotReadItsNextStep) {
                      std::this_thread::sleep_for(std::chrono::milliseconds(20));
                  }})
             .value();
-    ASSERT_TRUE(source.step(0).ok());
+    ASSERT_OK(source.step(0));
   }
   EXPECT_GE(begun.load(), kMany);
   EXPECT_LT(begun.load(), 2 * kMany);

@@ -2,8 +2,6 @@
 // the disk; an abandoned save leaves no valid checkpoint and is done later.
 #include "worker/train/checkpointer.h"
 
-#include <gtest/gtest.h>
-
 #include <chrono>
 #include <cstring>
 #include <future>
@@ -12,6 +10,7 @@
 #include <thread>
 
 #include "checkpoint/manifest/scan.h"
+#include "tests/testing/expect.h"
 #include "tests/testing/files.h"
 #include "tests/testing/llama.h"
 #include "tests/testing/local_comm.h"
@@ -110,14 +109,12 @@ class CheckpointerTest : public ::testing::TestWithParam<const char*> {
     const std::string path =
         dir_.path() + "/checkpoints/" + manifest::step_name(step);
     const auto m = manifest::read_checkpoint(*fs_, path);
-    EXPECT_TRUE(m.ok()) << m.status().to_string();
+    EXPECT_OK(m);
     Vectors v;
     for (auto& x : v) x.resize(state_[0].size());
     if (!m.ok()) return v;
-    const Status s =
-        store::load(*fs_, path, *m, table_, geometry::pieces_to_load(rank_),
-                    {v[0], v[1], v[2]});
-    EXPECT_TRUE(s.ok()) << s.to_string();
+    EXPECT_OK(store::load(*fs_, path, *m, table_,
+                          geometry::pieces_to_load(rank_), {v[0], v[1], v[2]}));
     return v;
   }
 
@@ -235,13 +232,13 @@ TEST_P(CheckpointerTest, SavesNothingOnceANewerGenerationRuns) {
       << board_->snapshot().checkpoint_error();
   // Its step 20 is not that of the next generation, which has its own.
   state_[0][0] += 1;
-  ASSERT_TRUE(next->save_and_wait(at(20)).ok());
+  ASSERT_OK(next->save_and_wait(at(20)));
   EXPECT_TRUE(load(20) == state_);
   EXPECT_EQ(manifest::scan(*disk_, dir_.path() + "/checkpoints")->size(), 2U);
 }
 
 TEST_P(CheckpointerTest, ACheckpointOfAnotherRunIsNoSaveOfThisOne) {
-  ASSERT_TRUE(make(1, 0, /*run_id=*/7)->save_and_wait(at(10)).ok());
+  ASSERT_OK(make(1, 0, /*run_id=*/7)->save_and_wait(at(10)));
   EXPECT_EQ(make(2, 24, 7)->saved_step(), 10);
   EXPECT_EQ(make(3, 24, 8)->saved_step(), -1);
 }

@@ -1,13 +1,13 @@
 #include "worker/train/digest.h"
 
 #include <fmt/format.h>
-#include <gtest/gtest.h>
 
 #include <chrono>
 #include <cstring>
 #include <random>
 #include <set>
 
+#include "tests/testing/expect.h"
 #include "tests/testing/llama.h"
 #include "tests/testing/seed.h"
 #include "tests/unit/exchange/states.h"
@@ -57,10 +57,9 @@ TEST(Digest, AnyBitOfACountedElementCounts) {
   std::mt19937 random(seed);
   const ParamTable table = ParamTable::make(geometry::random_config(random));
   const Sharding one{.layout = {}, .bounds = {0, table.config().n_layers}};
-  const auto r = make_rank_shard(table, one, 0);
-  ASSERT_TRUE(r.ok());
+  ASSERT_OK_AND(const auto r, make_rank_shard(table, one, 0));
   State s = exchange::state_of(table, one, 0, 7);
-  const uint64_t before = part(*r, s);
+  const uint64_t before = part(r, s);
   for (int k = 0; k < 1000; ++k) {
     std::vector<float>& v = s.v[random() % geometry::kNumStateVectors];
     float& element = v[random() % v.size()];
@@ -69,27 +68,26 @@ TEST(Digest, AnyBitOfACountedElementCounts) {
     std::memcpy(&b, &old, sizeof(b));
     b ^= 1U << random() % 32;
     std::memcpy(&element, &b, sizeof(b));
-    ASSERT_NE(part(*r, s), before);
+    ASSERT_NE(part(r, s), before);
     element = old;
   }
-  EXPECT_EQ(part(*r, s), before);
+  EXPECT_EQ(part(r, s), before);
 }
 
 TEST(Digest, DistinguishesPlacesAndVectors) {
   const ParamTable table =
       ParamTable::make(geometry::llama(8, 2, 2, 2, 16, 17));
   const Sharding one{.layout = {}, .bounds = {0, 2}};
-  const auto r = make_rank_shard(table, one, 0);
-  ASSERT_TRUE(r.ok());
-  State s(r->zero.state_elements());
+  ASSERT_OK_AND(const auto r, make_rank_shard(table, one, 0));
+  State s(r.zero.state_elements());
   for (auto& v : s.v) v.assign(v.size(), 0.0F);
-  const uint64_t zeros = part(*r, s);
+  const uint64_t zeros = part(r, s);
   EXPECT_NE(zeros, 0U);
   std::set<uint64_t> seen = {zeros};
   for (auto& v : s.v)
     for (float& x : v) {
       x = 1.0F;
-      EXPECT_TRUE(seen.insert(part(*r, s)).second);
+      EXPECT_TRUE(seen.insert(part(r, s)).second);
       x = 0.0F;
     }
 }
@@ -114,19 +112,18 @@ TEST(Digest, IsQuick) {
   const ParamTable table =
       ParamTable::make(geometry::llama(256, 4, 4, 4, 704, 1024));
   const Sharding one{.layout = {}, .bounds = {0, 4}};
-  const auto r = make_rank_shard(table, one, 0);
-  ASSERT_TRUE(r.ok());
-  const State s(r->zero.state_elements());
+  ASSERT_OK_AND(const auto r, make_rank_shard(table, one, 0));
+  const State s(r.zero.state_elements());
   double best = 1e9;
   uint64_t sum = 0;
   for (int k = 0; k < 3; ++k) {
     const auto t = std::chrono::steady_clock::now();
-    sum += part(*r, s);
+    sum += part(r, s);
     best = std::min(best, std::chrono::duration<double>(
                               std::chrono::steady_clock::now() - t)
                               .count());
   }
-  const double bytes = 12.0 * static_cast<double>(r->zero.state_elements());
+  const double bytes = 12.0 * static_cast<double>(r.zero.state_elements());
   RecordProperty("gb_per_s", fmt::format("{:.2f}", bytes / best / 1e9));
   fmt::print("{:.2f} GB/s ({})\n", bytes / best / 1e9, sum);
 }

@@ -1,7 +1,6 @@
 // tests/e2e/read_state.py, which is written from checkpoint/FORMAT.md alone,
 // reads what this code writes: checkpoints, and segments of any mesh.
 #include <fmt/format.h>
-#include <gtest/gtest.h>
 
 #include <nlohmann/json.hpp>
 #include <random>
@@ -12,6 +11,7 @@
 #include "checkpoint/memory/segment.h"
 #include "checkpoint/store/store.h"
 #include "checkpoint/store/verify.h"
+#include "tests/testing/expect.h"
 #include "tests/testing/files.h"
 #include "tests/testing/llama.h"
 #include "tests/testing/process.h"
@@ -63,18 +63,17 @@ std::string save(const Case& c, int64_t step, const std::string& folder,
   const int world = c.sharding.layout.world();
   for (int rank = 0; rank < world; ++rank) {
     const auto shard = make_rank_shard(c.table, c.sharding, rank).value();
-    const auto written = store::write_shard(
+    EXPECT_OK(store::write_shard(
         *fs, folder, id, rank, c.table, pieces_to_save(shard),
         exchange::state_of(c.table, c.sharding, rank, c.salt).view(),
-        {.compression = compression});
-    EXPECT_TRUE(written.ok()) << written.status().to_string();
+        {.compression = compression}));
   }
   pb::Manifest m;
   m.set_step(id.step);
   m.set_generation(id.generation);
   *m.mutable_model() = manifest::model_info(c.table.config());
   const auto done = store::commit(*fs, folder, m, world, c.table, {});
-  EXPECT_TRUE(done.ok()) << done.status().to_string();
+  EXPECT_OK(done);
   return done.ok() ? done->path : "";
 }
 
@@ -194,16 +193,13 @@ TEST(Format, ACheckpointOfAnEarlierBuildLoads) {
   constexpr char kPath[] = "tests/unit/checkpoint/format2/step-00000003";
   constexpr uint64_t kDigest = 0xf3f878e4b9c4583a;
   const auto fs = posix_file_system();
-  const auto m = manifest::read_checkpoint(*fs, kPath);
-  ASSERT_TRUE(m.ok()) << m.status().to_string();
+  ASSERT_OK_AND(const auto m, manifest::read_checkpoint(*fs, kPath));
   const ParamTable table =
-      ParamTable::make(manifest::model_config(m->model()).value());
+      ParamTable::make(manifest::model_config(m.model()).value());
   const Sharding one{.layout = {}, .bounds = {0, table.config().n_layers}};
   const auto rank = make_rank_shard(table, one, 0).value();
   State state(rank.zero.state_elements());
-  const Status loaded =
-      store::load(*fs, kPath, *m, table, held_pieces(rank), state.mut());
-  ASSERT_TRUE(loaded.ok()) << loaded.to_string();
+  ASSERT_OK(store::load(*fs, kPath, m, table, held_pieces(rank), state.mut()));
   EXPECT_EQ(state_digest(rank, state.view()), kDigest);
   EXPECT_TRUE(store::verify(*fs, kPath).ok);
 }

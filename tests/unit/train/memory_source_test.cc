@@ -13,6 +13,7 @@
 #include "checkpoint/memory/segment.h"
 #include "checkpoint/memory/segment_directory.h"
 #include "proto/base/exit_code.h"
+#include "tests/testing/expect.h"
 #include "tests/testing/seed.h"
 #include "tests/testing/small_disk.h"
 #include "tests/unit/train/trainer_fixture.h"
@@ -53,7 +54,7 @@ class MemoryTest : public TrainerTest {
   uint64_t saved_digest(int64_t step) {
     const auto fs = posix_file_system();
     const auto m = manifest::read_checkpoint(*fs, checkpoint(step));
-    EXPECT_TRUE(m.ok()) << m.status().to_string();
+    EXPECT_OK(m);
     for (const auto& r : m->recent())
       if (r.step() == step) return r.digest();
     ADD_FAILURE() << "no step " << step;
@@ -138,9 +139,8 @@ TEST_F(MemoryTest, ARescueSavesTheStateWithoutTheData) {
   ASSERT_EQ(run(s, stop_at(3, kHandOver)).code, 0) << output();
   from_memory(s, {"a"});
   const int64_t at = s.assignment().source().step();
-  const auto dataset = data::Dataset::open(dir_ + "/data");
-  ASSERT_TRUE(dataset.ok());
-  s.mutable_assignment()->set_data_id(dataset->data_id());
+  ASSERT_OK_AND(const auto dataset, data::Dataset::open(dir_ + "/data"));
+  s.mutable_assignment()->set_data_id(dataset.data_id());
   std::filesystem::remove_all(dir_ + "/data");
   EXPECT_NE(run(s).code, 0) << "to train, it needs them";
 
@@ -171,23 +171,21 @@ TEST_F(MemoryTest, ARescueSavesTheStateWithoutTheFrozenWeights) {
   ASSERT_EQ(run(s, stop_at(3, kRequestStop)).code, 0) << output();
   from_memory(s, {"a"});
   const int64_t at = s.assignment().source().step();
-  const auto saved =
-      manifest::read_checkpoint(*posix_file_system(), checkpoint(at));
-  ASSERT_TRUE(saved.ok()) << saved.status().to_string();
-  ASSERT_NE(saved->base_fingerprint(), "");
+  ASSERT_OK_AND(const auto saved, manifest::read_checkpoint(
+                                      *posix_file_system(), checkpoint(at)));
+  ASSERT_NE(saved.base_fingerprint(), "");
   std::filesystem::remove_all(dir_ + "/checkpoints");
   std::filesystem::remove_all(dir_ + "/base");
   s.mutable_assignment()->mutable_job()->mutable_lora()->set_base_fingerprint(
-      saved->base_fingerprint());
+      saved.base_fingerprint());
   EXPECT_NE(run(s).code, 0) << "to train, it needs them";
   s.mutable_assignment()->set_rescue(true);
   const Ended e = run(s, stop_at(at, kRequestStop));
   ASSERT_EQ(e.code, 0) << output();
   EXPECT_TRUE(e.steps.empty());
-  const auto again =
-      manifest::read_checkpoint(*posix_file_system(), checkpoint(at));
-  ASSERT_TRUE(again.ok()) << again.status().to_string();
-  EXPECT_EQ(again->base_fingerprint(), saved->base_fingerprint());
+  ASSERT_OK_AND(const auto again, manifest::read_checkpoint(
+                                      *posix_file_system(), checkpoint(at)));
+  EXPECT_EQ(again.base_fingerprint(), saved.base_fingerprint());
 }
 
 TEST_F(MemoryTest, ABadSourceInMemoryIsNamed) {
@@ -216,15 +214,15 @@ TEST_F(MemoryTest, ADamagedOrMissingSourceIsRefused) {
   s.mutable_assignment()->mutable_job()->mutable_train()->set_steps(6);
   const std::string path = s.assignment().source().states(0).segment();
   {
-    auto segment = memory::StateSegment::open(
-        path, kStateJob, memory::StateSegment::Mode::kWrite);
-    ASSERT_TRUE(segment.ok());
-    const auto c = (*segment)->contents().states.front();
+    ASSERT_OK_AND(auto segment,
+                  memory::StateSegment::open(
+                      path, kStateJob, memory::StateSegment::Mode::kWrite));
+    const auto c = segment->contents().states.front();
     memory::StateInfo info = c.info;
     info.content =
-        memory::content_hash((*segment)->read(c.buffer, c.info.elements));
-    (*segment)->redescribe(c, info);
-    float& x = (*segment)->write(c.buffer, c.info.elements).exp_avg[7];
+        memory::content_hash(segment->read(c.buffer, c.info.elements));
+    segment->redescribe(c, info);
+    float& x = segment->write(c.buffer, c.info.elements).exp_avg[7];
     x = std::nextafter(x, 1.0F);
   }
   Ended e = run(s);

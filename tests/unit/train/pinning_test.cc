@@ -1,10 +1,9 @@
 #include "worker/train/pinning.h"
 
-#include <gtest/gtest.h>
-
 #include <numeric>
 
 #include "proto/base/machine.h"
+#include "tests/testing/expect.h"
 
 namespace remesh::train {
 namespace {
@@ -67,9 +66,9 @@ TEST(Pinning, TheProcessIsBoundAsAssigned) {
   const Cpus before = allowed_cpus();
   ASSERT_FALSE(before.empty());
   const Cpus last = {before.back()};
-  ASSERT_TRUE(pin_to(last).ok());
+  ASSERT_OK(pin_to(last));
   EXPECT_EQ(allowed_cpus(), last);
-  ASSERT_TRUE(pin_to(before).ok());
+  ASSERT_OK(pin_to(before));
   EXPECT_EQ(allowed_cpus(), before);
 }
 

@@ -1,14 +1,13 @@
 // Two ranks that keep each other's state, and a message that arrives damaged.
 #include "worker/train/replication.h"
 
-#include <gtest/gtest.h>
-
 #include <algorithm>
 #include <array>
 #include <filesystem>
 #include <thread>
 
 #include "proto/base/check.h"
+#include "tests/testing/expect.h"
 #include "tests/testing/local_comm.h"
 #include "tests/testing/temp_dir.h"
 #include "tests/unit/exchange/wrapped_comm.h"
@@ -102,11 +101,11 @@ TEST_F(ReplicationTest, ADamagedReplicaIsToldOnceAndTheNewestIsMade) {
   std::thread sender([&] { out[0] = run(0, damaging); });
   out[1] = run(1, *comms[1]);
   sender.join();
-  EXPECT_TRUE(out[0].first.ok()) << out[0].first.to_string();
+  EXPECT_OK(out[0].first);
   EXPECT_EQ(out[1].first.code(), Code::kCorrupt) << out[1].first.to_string();
   for (const Outcome& o : out) {
-    EXPECT_TRUE(o.again.ok()) << o.again.to_string();
-    EXPECT_TRUE(o.newest.ok()) << o.newest.to_string();
+    EXPECT_OK(o.again);
+    EXPECT_OK(o.newest);
     EXPECT_EQ(o.done_step, 5);
   }
 }

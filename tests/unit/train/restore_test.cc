@@ -2,8 +2,6 @@
 // not depend on the mesh.
 #include "worker/train/restore.h"
 
-#include <gtest/gtest.h>
-
 #include <atomic>
 #include <bit>
 #include <cstdlib>
@@ -14,6 +12,7 @@
 #include "checkpoint/store/store.h"
 #include "parallel/comm/mesh.h"
 #include "proto/base/rng.h"
+#include "tests/testing/expect.h"
 #include "tests/testing/files.h"
 #include "tests/testing/initial_value.h"
 #include "tests/testing/local_comm.h"
@@ -107,23 +106,21 @@ TEST(Restore, WhatOneMeshSavesAnyOtherLoads) {
         rank.v.exp_avg[at] = truth(1, param, e);
         rank.v.exp_avg_sq[at] = truth(2, param, e);
       });
-      const auto written =
-          store::write_shard(*fs, dir, {.step = 3, .generation = 1}, r, table,
-                             pieces_to_save(rank.shard), rank.state());
-      ASSERT_TRUE(written.ok()) << written.status().to_string();
+      ASSERT_OK(store::write_shard(*fs, dir, {.step = 3, .generation = 1}, r,
+                                   table, pieces_to_save(rank.shard),
+                                   rank.state()));
     }
     pb::Manifest m;
     m.set_step(3);
     m.set_generation(1);
     *m.mutable_model() = manifest::model_info(config);
-    const auto done =
-        store::commit(*fs, dir, m, from.layout.world(), table, {});
-    ASSERT_TRUE(done.ok()) << done.status().to_string();
+    ASSERT_OK_AND(const auto done,
+                  store::commit(*fs, dir, m, from.layout.world(), table, {}));
     std::atomic<int> wrong{0};
     on_all_ranks(to, [&](int r, comm::Mesh& mesh) {
       Rank rank = make_rank(table, to, r);
       const auto loaded = load_checkpoint(
-          *fs, done->path, 3, {.model = config}, mesh, [] {}, rank.shard,
+          *fs, done.path, 3, {.model = config}, mesh, [] {}, rank.shard,
           rank.state());
       if (!loaded.ok()) {
         ADD_FAILURE() << loaded.status().to_string();
@@ -138,7 +135,7 @@ TEST(Restore, WhatOneMeshSavesAnyOtherLoads) {
       });
     });
     ASSERT_EQ(wrong, 0);
-    ASSERT_TRUE(remove_all(*fs, dir).ok());
+    ASSERT_OK(remove_all(*fs, dir));
   }
 }
 
@@ -149,16 +146,15 @@ TEST(Restore, OnlyARankThatCannotLoadHasTheReason) {
   const ModelConfig config = huggingface::small_model();
   const ParamTable table = ParamTable::make(config);
   Rank whole = make_rank(table, {.bounds = {0, config.n_layers}}, 0);
-  ASSERT_TRUE(store::write_shard(*fs, root.path(), {.step = 3, .generation = 1},
-                                 0, table, pieces_to_save(whole.shard),
-                                 whole.state())
-                  .ok());
+  ASSERT_OK(store::write_shard(*fs, root.path(), {.step = 3, .generation = 1},
+                               0, table, pieces_to_save(whole.shard),
+                               whole.state()));
   pb::Manifest m;
   m.set_step(3);
   m.set_generation(1);
   *m.mutable_model() = manifest::model_info(config);
-  const auto done = store::commit(*fs, root.path(), m, 1, table, {});
-  ASSERT_TRUE(done.ok()) << done.status().to_string();
+  ASSERT_OK_AND(const auto done,
+                store::commit(*fs, root.path(), m, 1, table, {}));
   const Sharding to{.layout = {.dp = 3}, .bounds = {0, config.n_layers}};
   for (const Code code : {Code::kNotFound, Code::kInvalidArgument}) {
     std::vector<Status> status(3);
@@ -168,7 +164,7 @@ TEST(Restore, OnlyARankThatCannotLoadHasTheReason) {
       const bool differs = r == 1 && code == Code::kInvalidArgument;
       status[static_cast<size_t>(r)] =
           load_checkpoint(
-              *fs, lacks ? root.path() + "/none" : done->path, 3,
+              *fs, lacks ? root.path() + "/none" : done.path, 3,
               {.model = config, .seed = differs ? 9U : 0U}, mesh, [] {},
               rank.shard, rank.state())
               .status();
@@ -214,19 +210,18 @@ TEST(Restore, GivenWeightsAreTheSameOnAnyMesh) {
   for (int trial = 0; trial < 10; ++trial) {
     const ModelConfig config = geometry::random_config(random);
     const huggingface::SmallFolder f(huggingface::Dtype::kBf16, config, trial);
-    const auto model = huggingface::ModelFolder::open(*fs, f.path());
-    ASSERT_TRUE(model.ok()) << model.status().to_string();
-    const ParamTable& table = model->table();
+    ASSERT_OK_AND(const auto model,
+                  huggingface::ModelFolder::open(*fs, f.path()));
+    const ParamTable& table = model.table();
     const std::string checkpoints = f.path() + "/imported";
-    ASSERT_TRUE(huggingface::import_model(*fs, *model, checkpoints,
-                                          [](uint64_t, uint64_t) {})
-                    .ok());
+    ASSERT_OK(huggingface::import_model(*fs, model, checkpoints,
+                                        [](uint64_t, uint64_t) {}));
     std::vector<std::vector<float>> whole;
     for (size_t p = 0; p < table.size(); ++p) {
       const geometry::Rect all = geometry::full_rect(table[p]);
-      model->read(p, all,
-                  whole.emplace_back(static_cast<size_t>(all.numel())).data(),
-                  all.cols);
+      model.read(p, all,
+                 whole.emplace_back(static_cast<size_t>(all.numel())).data(),
+                 all.cols);
     }
     const Sharding sharding = geometry::random_sharding(random, config, 12);
     SCOPED_TRACE(sharding.layout.to_string());
@@ -283,9 +278,9 @@ TEST(Restore, OtherWeightsThanTheFrozenOnesAreAPermanentError) {
     return load_initial_weights(
         *fs, f.path(), rank.shard, [] {}, rank.v.weights, &fingerprint);
   };
-  ASSERT_TRUE(load().ok());
+  ASSERT_OK(load());
   EXPECT_EQ(fingerprint.size(), 32u);
-  EXPECT_TRUE(load().ok()) << "the same";
+  EXPECT_OK(load()) << "the same";
   f.tensors.back()[0] ^= 1;
   f.put_weights();
   const Status other = load();

@@ -1,13 +1,12 @@
 // Which free segment a rank reuses.
 #include "worker/train/segments.h"
 
-#include <gtest/gtest.h>
-
 #include <filesystem>
 #include <set>
 #include <string>
 
 #include "checkpoint/memory/segment_directory.h"
+#include "tests/testing/expect.h"
 #include "tests/testing/temp_dir.h"
 
 namespace remesh::train {
@@ -23,7 +22,7 @@ TEST(Segments, TakesTheSmallestFreeOneOfAboutTheSize) {
   for (const int64_t elements : {1000, 60000, 40000, 50000}) {
     const auto made = StateSegment::create(
         memory::segment_path(dir.path(), kJob, number++), kJob, elements);
-    ASSERT_TRUE(made.ok()) << made.status().to_string();
+    ASSERT_OK(made);
   }
   const Segments segments(dir.path(), kJob);
   // The number of the segment for `elements`: 4 if it is a new one.
@@ -45,7 +44,7 @@ TEST(Segments, TakesTheSmallestFreeOneOfAboutTheSize) {
   const auto smallest = memory::segment_path(dir.path(), kJob, 2);
   EXPECT_EQ(taken(39900, {smallest}), 4);
   const auto owned = segments.open(smallest, StateSegment::Mode::kWrite);
-  ASSERT_TRUE(owned.ok());
+  ASSERT_OK(owned);
   EXPECT_EQ(taken(39900, {}), 4);
 }
 

@@ -20,6 +20,7 @@
 #include "parallel/jobfile/jobfile.h"
 #include "proto/base/clock.h"
 #include "proto/base/rng.h"
+#include "tests/testing/expect.h"
 #include "worker/data/dataset.h"
 #include "worker/data/prepare.h"
 
@@ -135,12 +136,11 @@ void TrainerTest::SetUp() {
   setenv("TMPDIR", dir_.c_str(), 1);
   setenv("OMPI_MCA_btl_vader_backing_directory", dir_.c_str(), 1);
   std::ofstream(dir_ + "/text.txt") << text_of(500);
-  const auto made = data::prepare({.inputs = {dir_ + "/text.txt"},
-                                   .out_dir = dir_ + "/data",
-                                   .val_fraction = 0.1,
-                                   .val_block_bytes = 256},
-                                  *posix_file_system());
-  ASSERT_TRUE(made.ok()) << made.status().to_string();
+  ASSERT_OK(data::prepare({.inputs = {dir_ + "/text.txt"},
+                           .out_dir = dir_ + "/data",
+                           .val_fraction = 0.1,
+                           .val_block_bytes = 256},
+                          *posix_file_system()));
 }
 
 void TrainerTest::TearDown() {
@@ -161,12 +161,12 @@ pb::RankSpec TrainerTest::spec(const std::vector<std::string>& overrides,
                                int dp) {
   const auto job = jobfile::parse_job(
       kJob, {.name = "job.toml", .base_dir = dir_}, overrides, dir_);
-  EXPECT_TRUE(job.ok()) << job.status().to_string();
+  EXPECT_OK(job);
   const auto dataset = data::Dataset::open(dir_ + "/data");
-  EXPECT_TRUE(dataset.ok()) << dataset.status().to_string();
+  EXPECT_OK(dataset);
   const auto resolved =
       jobfile::resolve(*job, {.vocab_size = dataset->vocab_size()});
-  EXPECT_TRUE(resolved.ok()) << resolved.status().to_string();
+  EXPECT_OK(resolved);
   pb::RankSpec s;
   pb::Assignment& a = *s.mutable_assignment();
   a.set_generation(1);
@@ -203,7 +203,7 @@ std::string TrainerTest::write_spec(const pb::RankSpec& spec) {
 std::unique_ptr<board::Board> TrainerTest::make_board(
     const pb::RankSpec& spec) {
   auto b = board::Board::create(spec.assignment().generation(), spec.rank());
-  EXPECT_TRUE(b.ok());
+  EXPECT_OK(b);
   return std::move(b).value();
 }
 
@@ -303,11 +303,11 @@ std::vector<pb::StateHolding> TrainerTest::holdings(
          memory::list_segments(worker_folder(worker), kStateJob)) {
       const auto s = memory::StateSegment::open(
           f.path, kStateJob, memory::StateSegment::Mode::kRead);
-      EXPECT_TRUE(s.ok()) << s.status().to_string();
+      EXPECT_OK(s);
       if (!s.ok()) continue;
       EXPECT_TRUE((*s)->contents().damaged.empty());
       for (const auto& c : (*s)->contents().states) {
-        EXPECT_TRUE((*s)->verify_content(c).ok());
+        EXPECT_OK((*s)->verify_content(c));
         pb::StateHolding h;
         h.set_step(c.info.step);
         h.set_generation(c.info.generation);
@@ -344,10 +344,10 @@ void TrainerTest::from_memory(pb::RankSpec& spec,
   for (auto it = states.rbegin(); it != states.rend(); ++it) {
     std::vector<int> ranks;
     for (const auto& [rank, h] : it->second) ranks.push_back(rank);
-    const auto sharding =
-        manifest::parse_sharding(it->second.begin()->second.sharding());
-    ASSERT_TRUE(sharding.ok()) << sharding.status().to_string();
-    if (!geometry::check_complete(table, *sharding, ranks).ok()) continue;
+    ASSERT_OK_AND(
+        const auto sharding,
+        manifest::parse_sharding(it->second.begin()->second.sharding()));
+    if (!geometry::check_complete(table, sharding, ranks).ok()) continue;
     source.set_step(it->first.first);
     for (const auto& [rank, h] : it->second) *source.add_states() = h;
     return;
@@ -367,7 +367,7 @@ std::string TrainerTest::output() const {
 std::map<int64_t, double> recent_losses(const std::string& checkpoint) {
   const auto fs = posix_file_system();
   const auto m = manifest::read_checkpoint(*fs, checkpoint);
-  EXPECT_TRUE(m.ok()) << m.status().to_string();
+  EXPECT_OK(m);
   std::map<int64_t, double> out;
   if (m.ok())
     for (const auto& r : m->recent()) out[r.step()] = r.loss();

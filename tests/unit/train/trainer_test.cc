@@ -7,6 +7,7 @@
 
 #include "checkpoint/manifest/scan.h"
 #include "proto/base/exit_code.h"
+#include "tests/testing/expect.h"
 #include "tests/unit/train/trainer_fixture.h"
 
 namespace remesh::train {
@@ -252,9 +253,8 @@ TEST_F(TrainerTest, ManyRanksTrainAsOneDoes) {
   std::filesystem::rename(dir_ + "/checkpoints", dir_ + "/one");
   ASSERT_EQ(run_mpi(spec(more, 4), 4), 0) << output();
   const auto fs = posix_file_system();
-  const auto m = manifest::read_checkpoint(*fs, checkpoint(10));
-  ASSERT_TRUE(m.ok()) << m.status().to_string();
-  EXPECT_EQ(m->shards_size(), 4);
+  ASSERT_OK_AND(const auto m, manifest::read_checkpoint(*fs, checkpoint(10)));
+  EXPECT_EQ(m.shards_size(), 4);
   const auto want = losses(one);
   for (const auto& [step, loss] : recent_losses(checkpoint(10)))
     EXPECT_NEAR(loss / want.at(step), 1, 1e-5);

@@ -1,10 +1,9 @@
 #include "parallel/tune/space.h"
 
-#include <gtest/gtest.h>
-
 #include <set>
 
 #include "parallel/planner/memory.h"
+#include "tests/testing/expect.h"
 
 namespace remesh::tune {
 namespace {
@@ -34,21 +33,20 @@ SpaceRequest request(int workers, int cores) {
 
 TEST(Space, HasTheJobsOwnSettingAndOnlyWhatTheJobAdmits) {
   const SpaceRequest r = request(4, 8);
-  const auto space = make_space(r);
-  ASSERT_TRUE(space.ok()) << space.status().message();
-  ASSERT_EQ(space->settings.size(), space->candidates.size());
-  const Setting& own = space->settings[space->own];
+  ASSERT_OK_AND(const auto space, make_space(r));
+  ASSERT_EQ(space.settings.size(), space.candidates.size());
+  const Setting& own = space.settings[space.own];
   EXPECT_EQ(own.layout.to_string(), "dp4");
   EXPECT_EQ(own.B, 4);
   EXPECT_EQ(own.threads, 2);
   std::set<std::string> texts, meshes;
-  for (const Setting& s : space->settings) {
+  for (const Setting& s : space.settings) {
     planner::JobShape shape = *r.place.shape;
     shape.B = s.B;
     shape.microbatches = 16 / s.B;
     shape.zero_stage = s.zero_stage;
     shape.recompute = s.recompute;
-    EXPECT_TRUE(planner::admit(shape, s.layout).ok()) << s.text();
+    EXPECT_OK(planner::admit(shape, s.layout)) << s.text();
     EXPECT_EQ(4 % s.layout.world(), 0) << s.text();
     EXPECT_GE(8 / s.layout.world(), s.threads) << s.text();
     EXPECT_TRUE(texts.insert(s.text()).second) << s.text();
@@ -67,9 +65,8 @@ TEST(Space, ThreadsAreThoseOfTheRanksOfAHost) {
     w.host = "h" + std::to_string(host++);
     w.slots = 2;
   }
-  const auto space = make_space(r);
-  ASSERT_TRUE(space.ok()) << space.status().message();
-  for (const Setting& s : space->settings)
+  ASSERT_OK_AND(const auto space, make_space(r));
+  for (const Setting& s : space.settings)
     EXPECT_LE(s.threads, s.layout.world() == 1 ? 8 : 4) << s.text();
 }
 
@@ -77,18 +74,16 @@ TEST(Space, ALargeMicroBatchOfTheJobIsOneOfThem) {
   SpaceRequest r = request(1, 1);
   r.place.shape->B = 100;
   r.fixed = {"micro-batch"};
-  const auto space = make_space(r);
-  ASSERT_TRUE(space.ok());
-  EXPECT_GT(space->settings.size(), 1U);
+  ASSERT_OK_AND(const auto space, make_space(r));
+  EXPECT_GT(space.settings.size(), 1U);
 }
 
 TEST(Space, AFixedKnobKeepsTheJobsValue) {
   SpaceRequest r = request(4, 8);
   r.fixed = {"tp", "micro-batch", "zero"};
-  const auto space = make_space(r);
-  ASSERT_TRUE(space.ok());
+  ASSERT_OK_AND(const auto space, make_space(r));
   std::set<int> pipelines;
-  for (const Setting& s : space->settings) {
+  for (const Setting& s : space.settings) {
     EXPECT_EQ(s.layout.tp, 1);
     EXPECT_EQ(s.B, 4);
     EXPECT_EQ(s.zero_stage, 0);
@@ -105,11 +100,10 @@ TEST(Space, WhatDoesNotFitIntoMemoryIsLeftOut) {
   SpaceRequest r = request(4, 8);
   constexpr uint64_t kHost = 12 << 20;
   for (planner::WorkerSlots& w : r.place.workers) w.memory_bytes = kHost;
-  const auto space = make_space(r);
-  ASSERT_TRUE(space.ok()) << space.status().message();
-  EXPECT_GT(space->too_large, 0U);
-  EXPECT_GT(space->settings.size(), 10U);
-  for (const Setting& s : space->settings) {
+  ASSERT_OK_AND(const auto space, make_space(r));
+  EXPECT_GT(space.too_large, 0U);
+  EXPECT_GT(space.settings.size(), 10U);
+  for (const Setting& s : space.settings) {
     planner::JobShape shape = *r.place.shape;
     shape.B = s.B;
     shape.microbatches = 16 / s.B;
@@ -123,20 +117,19 @@ TEST(Space, WhatDoesNotFitIntoMemoryIsLeftOut) {
 }
 
 TEST(Space, FewerThreadsThanCoresArePredictedSlower) {
-  const auto space = make_space(request(1, 8));
-  ASSERT_TRUE(space.ok());
-  const Setting own = space->settings[space->own];
+  ASSERT_OK_AND(const auto space, make_space(request(1, 8)));
+  const Setting own = space.settings[space.own];
   EXPECT_EQ(own.threads, 8);
-  for (size_t i = 0; i < space->settings.size(); ++i) {
-    Setting s = space->settings[i];
+  for (size_t i = 0; i < space.settings.size(); ++i) {
+    Setting s = space.settings[i];
     if (s.threads != 4) continue;
     s.threads = 8;
     const auto same =
-        std::find(space->settings.begin(), space->settings.end(), s);
-    ASSERT_NE(same, space->settings.end());
+        std::find(space.settings.begin(), space.settings.end(), s);
+    ASSERT_NE(same, space.settings.end());
     EXPECT_GT(
-        space->candidates[i].predicted_s,
-        space->candidates[static_cast<size_t>(same - space->settings.begin())]
+        space.candidates[i].predicted_s,
+        space.candidates[static_cast<size_t>(same - space.settings.begin())]
             .predicted_s);
   }
 }

@@ -2,7 +2,6 @@
 #include "proto/wire/keys.h"
 
 #include <arpa/inet.h>
-#include <gtest/gtest.h>
 #include <netinet/in.h>
 #include <poll.h>
 #include <sys/socket.h>
@@ -17,6 +16,7 @@
 
 #include "proto/base/clock.h"
 #include "proto/wire/channel.h"
+#include "tests/testing/expect.h"
 #include "tests/testing/files.h"
 
 namespace remesh::wire {
@@ -42,14 +42,14 @@ class KeysTest : public ::testing::Test {
   void SetUp() override { start(); }
 
   void start(const std::string& address = "tcp://127.0.0.1:0") {
-    auto bound = Server::bind(
-        address, ServerKeys{server_,
-                            [this](const auto& key, const auto& t) {
-                              return enrol(key, t);
-                            },
-                            [this] { return unix_seconds() + ahead_s_; }});
-    ASSERT_TRUE(bound.ok()) << bound.status().message();
-    bound_ = std::move(bound).value();
+    ASSERT_OK_AND(
+        bound_,
+        Server::bind(address,
+                     ServerKeys{server_,
+                                [this](const auto& key, const auto& t) {
+                                  return enrol(key, t);
+                                },
+                                [this] { return unix_seconds() + ahead_s_; }}));
     bound_->allow({member_.public_key, join_.public_key});
   }
 
@@ -349,10 +349,9 @@ TEST_F(TicketTest, AMemberCannotAdmitOthers) {
 
 TEST_F(TicketTest, TicketsAreReadStrictly) {
   const Ticket t{new_key_pair().public_key, "node1", "job", 1234567};
-  const auto back = parse_ticket(ticket_text(t));
-  ASSERT_TRUE(back.ok());
-  EXPECT_EQ(back->public_key, t.public_key);
-  EXPECT_EQ(back->expires, t.expires);
+  ASSERT_OK_AND(const auto back, parse_ticket(ticket_text(t)));
+  EXPECT_EQ(back.public_key, t.public_key);
+  EXPECT_EQ(back.expires, t.expires);
   EXPECT_FALSE(parse_ticket("").ok());
   EXPECT_FALSE(parse_ticket("[[key]]\npublic = \"x\"\n").ok());
   EXPECT_FALSE(parse_ticket(section_text({{"public", t.public_key}})).ok());
@@ -506,22 +505,21 @@ class KeyFileTest : public ::testing::Test {
 };
 
 TEST_F(KeyFileTest, RoundTripsAndIsReadableByItsOwnerOnly) {
-  ASSERT_TRUE(create_key_file(path(), key_).ok());
+  ASSERT_OK(create_key_file(path(), key_));
   struct stat st {};
   ASSERT_EQ(stat(path().c_str(), &st), 0);
   EXPECT_EQ(st.st_mode & 07777, 0600u);
-  const auto back = read_key_file(path());
-  ASSERT_TRUE(back.ok()) << back.status().message();
-  EXPECT_EQ(back->role, "worker");
-  EXPECT_EQ(back->name, "a");
-  EXPECT_EQ(back->pair.public_key, key_.pair.public_key);
-  EXPECT_EQ(back->pair.secret_key, key_.pair.secret_key);
-  EXPECT_EQ(back->server, key_.server);
+  ASSERT_OK_AND(const auto back, read_key_file(path()));
+  EXPECT_EQ(back.role, "worker");
+  EXPECT_EQ(back.name, "a");
+  EXPECT_EQ(back.pair.public_key, key_.pair.public_key);
+  EXPECT_EQ(back.pair.secret_key, key_.pair.secret_key);
+  EXPECT_EQ(back.server, key_.server);
   EXPECT_EQ(create_key_file(path(), key_).code(), Code::kAlreadyExists);
 }
 
 TEST_F(KeyFileTest, AFileThatOthersMayReadIsRefused) {
-  ASSERT_TRUE(create_key_file(path(), key_).ok());
+  ASSERT_OK(create_key_file(path(), key_));
   for (const mode_t mode : {0644, 0604, 0620, 0666}) {
     chmod(path().c_str(), mode);
     const auto read = read_key_file(path());
@@ -529,7 +527,7 @@ TEST_F(KeyFileTest, AFileThatOthersMayReadIsRefused) {
     EXPECT_NE(read.status().message().find("chmod 600"), std::string::npos);
   }
   chmod(path().c_str(), 0600);
-  EXPECT_TRUE(read_key_file(path()).ok());
+  EXPECT_OK(read_key_file(path()));
   if (geteuid() != 0) return;
   ASSERT_EQ(chown(path().c_str(), 12345, 0), 0);
   EXPECT_NE(read_key_file(path()).status().message().find("uid 12345"),
@@ -553,7 +551,7 @@ TEST_F(KeyFileTest, PublicKeysAreReadFromWhateverHasOne) {
   std::ofstream(path()) << key << "\n";
   EXPECT_EQ(*read_public_key(path()), key);
   std::filesystem::remove(path());
-  ASSERT_TRUE(create_key_file(path(), key_).ok());
+  ASSERT_OK(create_key_file(path(), key_));
   EXPECT_EQ(*read_public_key(path()), key);
   EXPECT_FALSE(read_public_key(path() + ".none").ok());
   // A path of as many characters as a key.
@@ -568,20 +566,21 @@ TEST_F(KeyFileTest, PublicKeysAreReadFromWhateverHasOne) {
 }
 
 TEST(Sections, RoundTrips) {
-  const auto read = parse_sections(
-      section_text({{"a", "say \"no\" \\ \n[[key]]\nb"}, {"b", "2"}}));
-  ASSERT_TRUE(read.ok());
-  ASSERT_EQ(read->size(), 1u);
-  EXPECT_EQ(read->front().at("a"), "say 'no' ' '[[key]]'b");
-  EXPECT_EQ(read->front().at("b"), "2");
+  ASSERT_OK_AND(const auto read,
+                parse_sections(section_text(
+                    {{"a", "say \"no\" \\ \n[[key]]\nb"}, {"b", "2"}})));
+  ASSERT_EQ(read.size(), 1u);
+  EXPECT_EQ(read.front().at("a"), "say 'no' ' '[[key]]'b");
+  EXPECT_EQ(read.front().at("b"), "2");
 }
 
 TEST(Sections, AreASubsetOfToml) {
-  const auto read = parse_sections(
-      "# comment\n\n[[key]]\n  a = \"1 = 2\"\nb=\"\"\n[[key]]\n");
-  ASSERT_TRUE(read.ok());
-  ASSERT_EQ(read->size(), 2u);
-  EXPECT_EQ((*read)[0], (Section{{"a", "1 = 2"}, {"b", ""}}));
+  ASSERT_OK_AND(
+      const auto read,
+      parse_sections(
+          "# comment\n\n[[key]]\n  a = \"1 = 2\"\nb=\"\"\n[[key]]\n"));
+  ASSERT_EQ(read.size(), 2u);
+  EXPECT_EQ(read[0], (Section{{"a", "1 = 2"}, {"b", ""}}));
   for (const char* bad : {"a = \"1\"", "[[key]]\na = 1", "[[key]]\na \"1\" \"",
                           "[[key]]\na x = \"1\"", "[[key]]\n\"", "[key]"})
     EXPECT_FALSE(parse_sections(bad).ok()) << bad;

@@ -1,6 +1,5 @@
 #include "proto/wire/loop.h"
 
-#include <gtest/gtest.h>
 #include <signal.h>
 #include <sys/eventfd.h>
 #include <unistd.h>
@@ -8,6 +7,7 @@
 #include <thread>
 
 #include "proto/base/clock.h"
+#include "tests/testing/expect.h"
 
 namespace remesh::wire {
 namespace {
@@ -89,12 +89,10 @@ TEST(Loop, SignalsArriveAsEvents) {
   {
     Loop loop(2000);
     std::vector<int> seen;
-    ASSERT_TRUE(loop.watch_signals({SIGUSR1, SIGTERM},
-                                   [&](int s) {
-                                     seen.push_back(s);
-                                     if (seen.size() == 2) loop.stop(1);
-                                   })
-                    .ok());
+    ASSERT_OK(loop.watch_signals({SIGUSR1, SIGTERM}, [&](int s) {
+      seen.push_back(s);
+      if (seen.size() == 2) loop.stop(1);
+    }));
     raise(SIGUSR1);
     raise(SIGTERM);
     EXPECT_EQ(loop.run(), 1);
