@@ -2,6 +2,7 @@
 #include <fmt/format.h>
 
 #include "tests/e2e/e2e.h"
+#include "tests/testing/expect.h"
 #include "tests/testing/temp_dir.h"
 
 namespace remesh::e2e {
@@ -29,7 +30,7 @@ void CordonTest::expect_cordoned(testing::WorkerStart bad,
   const Json e = c().events_named("host_cordoned")[0];
   EXPECT_EQ(e["host"], host) << e;
   EXPECT_EQ(e.contains("worker"), host == "good-host") << e;
-  EXPECT_NE(e.value("cause", "").find(why), std::string::npos) << e;
+  EXPECT_HAS(e.value("cause", ""), why) << e;
   ASSERT_TRUE(c().wait_for_step(c().last_step() + 20));
 
   const Json status = c().wait_for_status([](const Json& s) {

@@ -9,6 +9,7 @@
 #include <set>
 
 #include "tests/e2e/e2e.h"
+#include "tests/testing/expect.h"
 #include "tests/testing/seed.h"
 #include "tests/testing/small_disk.h"
 
@@ -66,10 +67,8 @@ TEST_F(DiskTest, AFullDiskStopsSavingButNotTraining) {
   disk->fill(64 << 10);
   ASSERT_TRUE(c().wait_for_event("checkpoint_failed"));
   const int64_t full_at = c().last_step();
-  EXPECT_NE(c().events_named("checkpoint_failed")[0]
-                .value("cause", "")
-                .find("No space left"),
-            std::string::npos);
+  EXPECT_HAS(c().events_named("checkpoint_failed")[0].value("cause", ""),
+             "No space left");
   ASSERT_TRUE(c().wait_for_step(full_at + 10));
   // A change of mesh would lose work, so it is postponed.
   c().start_worker({.name = "late"});
@@ -135,8 +134,7 @@ TEST_F(DiskTest, AFullDiskDeclinesAStop) {
   expect_remesh(0, {"stop", "--discard", c().run_dir()});
   expect_exit(c().coordinator(), 0);
   const int64_t last = c().last_step();
-  EXPECT_NE(c().events_named("job_stopped")[0].value("detail", "").find("w1"),
-            std::string::npos);
+  EXPECT_HAS(c().events_named("job_stopped")[0].value("detail", ""), "w1");
   EXPECT_EQ(c().events_named("mesh").size(), 1U);
   disk->free();
   c().start_coordinator({"--resume"});
@@ -251,8 +249,7 @@ TEST_F(DiskTest, ACoordinatorWithoutDiskSpaceCanBeRestartedLater) {
   disk.fill(0);
   const Finished fresh = start();
   EXPECT_EQ(fresh.exit.code, 75) << fresh.output;
-  EXPECT_NE(fresh.output.find("No space left"), std::string::npos)
-      << fresh.output;
+  EXPECT_HAS(fresh.output, "No space left");
   disk.free();
   start_services(1, 3);
   const int64_t at = c().last_step();
@@ -300,10 +297,8 @@ TEST_F(DiskTest, ADamagedCheckpointIsReplacedByThePreviousOne) {
   expect_exit(c().start_run(1, {"--resume", "--set", "train.steps=30"}), 0);
   expect_sequence(30);
   const Json mesh = c().events_named("mesh").back();
-  EXPECT_NE(mesh.value("source", "").find("step-00000010"), std::string::npos)
-      << mesh;
-  EXPECT_NE(mesh.value("detail", "").find("skipped"), std::string::npos)
-      << mesh;
+  EXPECT_HAS(mesh.value("source", ""), "step-00000010") << mesh;
+  EXPECT_HAS(mesh.value("detail", ""), "skipped") << mesh;
   EXPECT_EQ(lost_steps(mesh), 10);
 }
 
@@ -313,7 +308,7 @@ TEST_F(DiskTest, WithAllCheckpointsDamagedTheJobFailsWithTheReason) {
     damage(shard_of(c().checkpoints() + step));
   expect_exit(c().start_run(1, {"--resume", "--set", "train.steps=30"}), 3);
   const std::string last = testing::tail(c().run().output(), 1);
-  EXPECT_NE(last.find("none can be loaded"), std::string::npos) << last;
+  EXPECT_HAS(last, "none can be loaded");
   EXPECT_EQ(c().last_step(), 20);
   for (const Json& e : c().events_named("mesh"))
     EXPECT_TRUE(e["generation"] == 1 ||
@@ -327,7 +322,7 @@ TEST_F(DiskTest, AJobWhoseCheckpointsAreMissingDoesNotStartOver) {
   fs::remove_all(c().checkpoints());
   expect_exit(c().start_run(1, {"--resume", "--set", "train.steps=30"}), 3);
   const std::string last = testing::tail(c().run().output(), 1);
-  EXPECT_NE(last.find("make the folder available"), std::string::npos) << last;
+  EXPECT_HAS(last, "make the folder available");
   EXPECT_EQ(c().last_step(), 20);
 }
 
@@ -347,7 +342,7 @@ TEST_F(DiskTest, ADamagedDataSetStopsTheJobWithItsCause) {
   ASSERT_TRUE(c().run().wait_ms(60'000));
   EXPECT_TRUE(c().run().exit().code == 3 || c().run().exit().code == 2);
   const std::string last = testing::tail(c().run().output(), 1);
-  EXPECT_NE(last.find(copy), std::string::npos) << last;
+  EXPECT_HAS(last, copy);
 }
 
 }  // namespace

@@ -2,6 +2,7 @@
 #include <fmt/format.h>
 
 #include "tests/e2e/e2e.h"
+#include "tests/testing/expect.h"
 
 namespace remesh::e2e {
 namespace {
@@ -36,7 +37,7 @@ TEST_F(ElasticTest, DrainingAnUnknownWorkerListsTheKnownOnes) {
   start_services(1);
   const Finished f = c().remesh({"drain", "w7", c().run_dir()});
   EXPECT_NE(f.exit.code, 0);
-  EXPECT_NE(f.output.find("w1"), std::string::npos) << f.output;
+  EXPECT_HAS(f.output, "w1");
   stop_in_order();
 }
 
@@ -81,7 +82,7 @@ TEST_F(ElasticTest, AStoppedRankIsDetectedAndNamed) {
   ASSERT_TRUE(c().wait_for_event("failure"));
   const Json e = c().events_named("failure")[0];
   EXPECT_EQ(e["rank"], 2) << e;
-  EXPECT_NE(e.value("cause", "").find("stopped"), std::string::npos) << e;
+  EXPECT_HAS(e.value("cause", ""), "stopped") << e;
   ASSERT_TRUE(c().wait_for_dp(3, before));
   EXPECT_EQ(testing::process_state(pids.at(2)), "");
   stop_in_order();

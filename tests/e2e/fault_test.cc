@@ -7,6 +7,7 @@
 #include <random>
 
 #include "tests/e2e/e2e.h"
+#include "tests/testing/expect.h"
 #include "tests/testing/seed.h"
 
 namespace remesh::e2e {
@@ -69,7 +70,7 @@ TEST_F(FaultTest, AKilledRankIsNamed) {
   ASSERT_TRUE(c().wait_for_event("failure"));
   const Json e = c().events_named("failure")[0];
   EXPECT_EQ(e["rank"], 1);
-  EXPECT_NE(e.value("cause", "").find("signal 9"), std::string::npos) << e;
+  EXPECT_HAS(e.value("cause", ""), "signal 9") << e;
   ASSERT_TRUE(c().wait_for_dp(3, before));
   stop_in_order();
 }
@@ -123,7 +124,7 @@ TEST_F(FaultTest, AKilledRankLeavesAFlightRecord) {
   EXPECT_NE(e.value("host", ""), "");
   EXPECT_EQ(what(e.value("doing", "")), at) << e;
   EXPECT_EQ(at.rfind("step ", 0), 0U) << at;
-  EXPECT_NE(e.value("cause", "").find("SIGKILL"), std::string::npos) << e;
+  EXPECT_HAS(e.value("cause", ""), "SIGKILL") << e;
   EXPECT_FALSE(e["last_log"].empty());
   const std::string path =
       c().run_dir() + "/traces/" + e.value("flight_record", "none");
@@ -144,12 +145,9 @@ TEST_F(FaultTest, AKilledRankLeavesAFlightRecord) {
   for (const Json& span : flight["traceEvents"])
     if (span["ph"] == "X" && span["tid"] == 0) last = span;
   EXPECT_EQ(last["args"]["unfinished"], 1) << last;
-  EXPECT_NE(at.find(last["name"] == "step" ? "step" : last["name"]),
-            std::string::npos)
-      << at << last;
-  EXPECT_NE(at.find(fmt::format("step {}", last["args"]["step"].get<int>())),
-            std::string::npos)
-      << at << last;
+  EXPECT_HAS(at, last["name"].get<std::string>()) << last;
+  EXPECT_HAS(at, fmt::format("step {}", last["args"]["step"].get<int>()))
+      << last;
   // The other rank was killed by its worker, and its log says so.
   const std::string peer = path.substr(0, path.find("-rank-")) + "-rank-0.json";
   ASSERT_TRUE(testing::wait_until(
@@ -176,11 +174,11 @@ TEST_F(FaultTest, AStoppedRankOfAMeshIsNamedNotItsPeers) {
   const Json e = c().events_named("failure")[0];
   EXPECT_EQ(e["rank"], 2) << e;
   const std::string cause = e.value("cause", "");
-  EXPECT_NE(cause.find("its process is stopped"), std::string::npos) << e;
-  EXPECT_NE(cause.find("3 other ranks wait for it"), std::string::npos) << e;
-  EXPECT_NE(e.value("doing", "").find("step "), std::string::npos) << e;
+  EXPECT_HAS(cause, "its process is stopped") << e;
+  EXPECT_HAS(cause, "3 other ranks wait for it") << e;
+  EXPECT_HAS(e.value("doing", ""), "step ") << e;
   EXPECT_FALSE(e.contains("signal")) << e;  // of the abort
-  EXPECT_NE(e.value("flight_record", "").find("rank-2"), std::string::npos);
+  EXPECT_HAS(e.value("flight_record", ""), "rank-2");
   ASSERT_TRUE(c().wait_for_step(c().last_step() + 2));
   stop_in_order();
 }
@@ -197,13 +195,12 @@ TEST_F(FaultTest, TheLastLogLineOfAFailedRankIsQuoted) {
   const Json& e = failures[0];
   EXPECT_EQ(e["exit_code"], 3) << e;
   EXPECT_FALSE(e.contains("signal")) << e;
-  EXPECT_NE(e.value("cause", "").find("diverged"), std::string::npos) << e;
-  EXPECT_NE(e.value("doing", "").find("step "), std::string::npos) << e;
-  EXPECT_NE(e["last_log"].dump().find("diverged"), std::string::npos) << e;
+  EXPECT_HAS(e.value("cause", ""), "diverged") << e;
+  EXPECT_HAS(e.value("doing", ""), "step ") << e;
+  EXPECT_HAS(e["last_log"].dump(), "diverged") << e;
   ASSERT_TRUE(c().worker("w1").wait_ms(kEndMs));
   // What it had finished is in memory for a while, and the job says so.
-  EXPECT_NE(c().events_named("job_failed")[0].value("detail", "").find("w1"),
-            std::string::npos);
+  EXPECT_HAS(c().events_named("job_failed")[0].value("detail", ""), "w1");
   EXPECT_TRUE(std::filesystem::exists(c().state_folder("w1")));
   c().lose_host("w1");
 }
@@ -326,7 +323,7 @@ TEST_F(FaultTest, ARankThatAlwaysDiesFailsTheJobWithTheCause) {
   c().start_worker({.name = "w1", .more = {"--trainer", broken}});
   expect_exit(c().coordinator(), 3);
   const std::string last = testing::tail(c().coordinator().output(), 1);
-  EXPECT_NE(last.find("rank 0 on worker w1"), std::string::npos) << last;
+  EXPECT_HAS(last, "rank 0 on worker w1");
   EXPECT_EQ(c().events_named("job_failed").size(), 1U);
   ASSERT_TRUE(c().worker("w1").wait_ms(kEndMs));
 }

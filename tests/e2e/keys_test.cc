@@ -171,9 +171,8 @@ TEST_F(KeysTest, AWorkerWhoseKeyIsRevokedIsDroppedAtOnce) {
   expect_exit(c().worker("thief"), 3);
   expect_remesh(0, {"key", "revoke", "second", c().run_dir()});
   ASSERT_TRUE(c().wait_for_event("worker_lost")) << c().describe();
-  EXPECT_NE(std::string(c().events_named("worker_lost")[0]["cause"])
-                .find("not allowed"),
-            std::string::npos);
+  EXPECT_HAS(std::string(c().events_named("worker_lost")[0]["cause"]),
+             "not allowed");
   ASSERT_TRUE(c().wait_for_dp(1, c().last_step())) << c().describe();
   EXPECT_EQ(c().status()["workers"].size(), 1u);
   // The second one counts a second after the first.
@@ -286,13 +285,11 @@ TEST_F(KeysTest, NoAuthMustBeGivenOnBothSides) {
   make(endless());
   c().start_coordinator({"--bind", "tcp://0.0.0.0:0"});
   expect_exit(c().coordinator(), 5);
-  EXPECT_NE(c().coordinator().output().find("remesh key new coordinator"),
-            std::string::npos)
-      << c().coordinator().output();
+  EXPECT_HAS(c().coordinator().output(), "remesh key new coordinator");
   c().start_coordinator({"--no-auth"});
   c().start_worker({.name = "w0"});
   expect_exit(c().worker("w0"), 2);
-  EXPECT_NE(c().worker("w0").output().find("--no-auth"), std::string::npos);
+  EXPECT_HAS(c().worker("w0").output(), "--no-auth");
   c().start_worker({.name = "w1", .more = {"--no-auth"}});
   ASSERT_TRUE(c().wait_for_step(3)) << c().describe();
   EXPECT_EQ(c().status()["no_auth"], true);

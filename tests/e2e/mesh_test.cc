@@ -7,6 +7,7 @@
 #include <filesystem>
 
 #include "tests/e2e/e2e.h"
+#include "tests/testing/expect.h"
 
 namespace remesh::e2e {
 namespace {
@@ -118,7 +119,7 @@ TEST_F(MeshTest, AutomaticDegreesFollowTheMeasurementsOfWorkers) {
   expect_exit(c().start_run(2), 0);
   const auto first = described();
   ASSERT_EQ(first.size(), 1U);
-  EXPECT_NE(first[0].find("peak_fp32_tflops"), std::string::npos);
+  EXPECT_HAS(first[0], "peak_fp32_tflops");
   std::filesystem::remove_all(c().run_dir());
   expect_exit(c().start_run(2), 0);
   EXPECT_EQ(described(), first);
@@ -155,8 +156,7 @@ TEST_F(MeshTest, WorkersOnSlowHostsGetFewerMicrobatches) {
   }
   expect_exit(c().coordinator(), 0);
   const Json mesh = c().events_named("mesh").back();
-  EXPECT_NE(mesh["detail"].get<std::string>().find("11, 4 microbatches"),
-            std::string::npos)
+  EXPECT_HAS(mesh["detail"].get<std::string>(), "11, 4 microbatches")
       << mesh.dump();
   expect_sequence(8);
   const auto got = raw_losses(c().metric_lines());

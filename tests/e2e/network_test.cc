@@ -126,11 +126,9 @@ TEST_F(NetworkTest, DisjointMpiNetworksAreNamed) {
   }
   ASSERT_TRUE(c().wait_for_event("failure"));
   const std::string cause = c().events_named("failure")[0]["cause"];
-  EXPECT_NE(cause.find("no route leads from the network of MPI here"),
-            std::string::npos)
-      << cause;
-  EXPECT_NE(cause.find("10.78.1.1/24"), std::string::npos) << cause;
-  EXPECT_NE(cause.find("10.78.2.1/24"), std::string::npos) << cause;
+  EXPECT_HAS(cause, "no route leads from the network of MPI here");
+  EXPECT_HAS(cause, "10.78.1.1/24");
+  EXPECT_HAS(cause, "10.78.2.1/24");
   stop({"--discard"});
 }
 
@@ -362,7 +360,7 @@ TEST_F(WireGuardTest, AWorkerWithoutWireGuardIsNamed) {
   start_two(/*with=*/false);
   ASSERT_TRUE(c().wait_for_event("failure"));
   const std::string cause = c().events_named("failure")[0]["cause"];
-  EXPECT_NE(cause.find("--wireguard"), std::string::npos) << cause;
+  EXPECT_HAS(cause, "--wireguard");
   EXPECT_EQ(c().last_step(), 0);
   stop();
 }

@@ -12,6 +12,7 @@
 #include "coordinator/ctl/supervisor.h"
 #include "proto/base/process.h"
 #include "tests/e2e/e2e.h"
+#include "tests/testing/expect.h"
 #include "tests/testing/leftovers.h"
 
 namespace remesh::e2e {
@@ -51,7 +52,7 @@ TEST_F(RunTest, TrainsToTheEndWithOneAndTwoWorkers) {
     }
     expect_remesh(0, {"checkpoint", "verify", c().run_dir()});
     const Finished list = c().remesh({"checkpoint", "list", c().run_dir()});
-    EXPECT_NE(list.output.find("40"), std::string::npos) << list.output;
+    EXPECT_HAS(list.output, "40");
     EXPECT_EQ(c().events_named("failure").size(), 0U);
   }
 }
@@ -176,8 +177,7 @@ TEST_F(RunTest, ADetachedRunHasASessionOfItsOwn) {
   EXPECT_EQ(getsid(j["pid"].get<pid_t>()), j["pid"]);
   EXPECT_FALSE(j["needs"].empty());
   for (const Json& need : j["needs"])
-    EXPECT_NE(f.output.find(need["what"].get<std::string>()), std::string::npos)
-        << need << " is in the text: " << f.output;
+    EXPECT_HAS(f.output, need["what"].get<std::string>()) << need;
   ASSERT_TRUE(c().wait_for_step(stopped_at + 1));
   expect_remesh(0, {"stop", c().run_dir()});
   expect_sequence(c().last_step());
@@ -386,8 +386,7 @@ TEST_F(RunTest, AUnixSocketReplacesAPort) {
                                         "--bind",    "ipc://" + path};
   const Finished refused = c().remesh(run);
   EXPECT_NE(refused.exit.code, 0);
-  EXPECT_NE(refused.output.find("not a socket"), std::string::npos)
-      << refused.output;
+  EXPECT_HAS(refused.output, "not a socket");
   EXPECT_EQ(testing::read_whole(path), "a file of the user");
   std::filesystem::remove(path);
   c().start_run(2, {"--bind", "ipc://" + path});

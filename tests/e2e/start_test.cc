@@ -8,6 +8,7 @@
 
 #include "proto/base/rng.h"
 #include "tests/e2e/e2e.h"
+#include "tests/testing/expect.h"
 #include "tests/testing/seed.h"
 
 namespace remesh::e2e {
@@ -28,7 +29,7 @@ class StartTest : public E2e {
         argv, c().folder() + "/" + output, c().environment()});
   }
   static void expect_text(const std::string& text, const std::string& part) {
-    EXPECT_NE(text.find(part), std::string::npos) << text;
+    EXPECT_HAS(text, part);
   }
   // As somebody does by hand. Returns the new text.
   static std::string edit_rate(const std::string& job_file) {
@@ -103,7 +104,7 @@ TEST_F(StartTest, FewerStepsThanTheNewestStateAreRefused) {
   interrupt();
   const Json mesh = c().events_named("mesh").back();
   EXPECT_EQ(lost_steps(mesh), 0);
-  EXPECT_NE(mesh.value("source", "").find("memory"), std::string::npos) << mesh;
+  EXPECT_HAS(mesh.value("source", ""), "memory") << mesh;
 }
 
 // The state is on another host, as far as the coordinator can see.
@@ -312,8 +313,7 @@ TEST_F(StartTest, TheExampleScriptSweepsTheLearningRate) {
   EXPECT_EQ(f.exit.code, 0)
       << f.output << testing::read_whole(c().folder() + "/sweep.log");
   for (const char* lr : {"lr-1e-3", "lr-1e-4"})
-    EXPECT_NE(f.output.find(fmt::format("{}  step ", lr)), std::string::npos)
-        << f.output;
+    EXPECT_HAS(f.output, fmt::format("{}  step ", lr));
 }
 
 // All weights, and adapters.
@@ -475,7 +475,7 @@ TEST_F(StartTest, ARemovedRunDirectoryEndsTheRun) {
   c().run().kill(SIGINT);
   expect_exit(c().run(), 3);
   expect_text(c().run().output(), "the run directory is gone");
-  EXPECT_EQ(c().run().output().find("What to try next"), std::string::npos);
+  EXPECT_LACKS(c().run().output(), "What to try next");
   // It can be continued where it is now.
   std::filesystem::rename(c().folder() + "/moved", c().run_dir());
   c().start_run(1, {"--resume"});

@@ -9,6 +9,7 @@
 #include <vector>
 
 #include "tests/e2e/e2e.h"
+#include "tests/testing/expect.h"
 #include "tests/testing/records.h"
 
 namespace remesh::e2e {
@@ -314,8 +315,7 @@ TEST_F(StateTest, RemovedStatesAreReportedAndTrainingContinues) {
       fs::remove(e.path());
   ASSERT_TRUE(c().wait_for_event("checkpoint_failed", 2));
   const Json told = c().events_named("checkpoint_failed").front();
-  EXPECT_NE(told.value("cause", "").find("enable-linger"), std::string::npos)
-      << told;
+  EXPECT_HAS(told.value("cause", ""), "enable-linger") << told;
   ASSERT_TRUE(c().wait_for_step(c().last_step() + 5));
   stop_in_order();
   EXPECT_EQ(checkpoints(), 1U);

@@ -8,6 +8,7 @@
 #include <filesystem>
 
 #include "tests/e2e/e2e.h"
+#include "tests/testing/expect.h"
 
 namespace remesh::e2e {
 namespace {
@@ -91,7 +92,7 @@ TEST_F(TuneTest, AnInterruptKeepsWhatWasMeasured) {
   process.kill(SIGINT);
   ASSERT_TRUE(process.wait_ms(120'000)) << process.output();
   EXPECT_EQ(process.exit().code, 130) << process.output();
-  EXPECT_NE(process.output().find("best of"), std::string::npos);
+  EXPECT_HAS(process.output(), "best of");
   const std::string kept = testing::read_whole(out() + "/trials.jsonl");
   const Json j = tune({"--local", "1", "--trials", "1"});
   EXPECT_EQ(testing::read_whole(out() + "/trials.jsonl"), kept);
@@ -108,9 +109,7 @@ TEST_F(TuneTest, NamesAnInvalidLineAndAnotherWriter) {
     testing::write_whole(log, before + bad + "\n");
     const Finished f = c().remesh(arguments({"--local", "1"}));
     EXPECT_NE(f.exit.code, 0) << f.output;
-    EXPECT_NE(f.output.find("trials.jsonl:3: is not a trial"),
-              std::string::npos)
-        << f.output;
+    EXPECT_HAS(f.output, "trials.jsonl:3: is not a trial");
   }
   testing::write_whole(log, before);
   const int fd = open(log.c_str(), O_RDONLY | O_CLOEXEC);
@@ -118,7 +117,7 @@ TEST_F(TuneTest, NamesAnInvalidLineAndAnotherWriter) {
   const Finished f = c().remesh(arguments({"--local", "1"}));
   close(fd);
   EXPECT_EQ(f.exit.code, 75) << f.output;
-  EXPECT_NE(f.output.find("another `remesh tune`"), std::string::npos);
+  EXPECT_HAS(f.output, "another `remesh tune`");
   EXPECT_EQ(testing::read_whole(log), before);
 }
 

@@ -2,6 +2,7 @@
 #include <set>
 
 #include "tests/e2e/e2e.h"
+#include "tests/testing/expect.h"
 
 namespace remesh::e2e {
 namespace {
@@ -66,9 +67,7 @@ TEST_F(Upgrade, AWorkerOfAnotherProtocolExitsWithTheReason) {
   Process& far =
       c().start_worker({.name = "far", .program = "remesh-worker-far"});
   expect_exit(far, 3);
-  EXPECT_NE(far.output().find("versions 7 to 9 of the protocol"),
-            std::string::npos)
-      << far.output();
+  EXPECT_HAS(far.output(), "versions 7 to 9 of the protocol");
   ASSERT_TRUE(c().wait_for_event("report_refused"));
   EXPECT_EQ(c().events_named("report_refused")[0]["worker"], "far");
   ASSERT_TRUE(c().wait_for_step(c().last_step() + 3)) << c().describe();

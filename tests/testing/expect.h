@@ -21,6 +21,24 @@ template <typename T>
   return ok(result.status());
 }
 
+inline ::testing::AssertionResult has(std::string_view text,
+                                      std::string_view part) {
+  const bool found = text.find(part) != std::string_view::npos;
+  return ::testing::AssertionResult(found)
+         << '"' << part << (found ? "\" is in: " : "\" is not in: ") << text;
+}
+inline ::testing::AssertionResult says(const Status& status,
+                                       std::string_view part) {
+  const bool found = status.message().find(part) != std::string::npos;
+  return ::testing::AssertionResult(found)
+         << '"' << part << "\" is not in: " << status.to_string();
+}
+template <typename T>
+::testing::AssertionResult says(const Result<T>& result,
+                                std::string_view part) {
+  return says(result.status(), part);
+}
+
 }  // namespace remesh::expect
 
 #define ASSERT_OK(...) ASSERT_TRUE(::remesh::expect::ok(__VA_ARGS__))
@@ -35,3 +53,17 @@ template <typename T>
   ASSERT_OK(tmp) << " " #__VA_ARGS__; \
   lhs = std::move(tmp).value()
 // NOLINTEND(bugprone-macro-parentheses)
+
+// Whether the text has that part.
+#define ASSERT_HAS(text, ...) \
+  ASSERT_TRUE(::remesh::expect::has(text, __VA_ARGS__))
+#define EXPECT_HAS(text, ...) \
+  EXPECT_TRUE(::remesh::expect::has(text, __VA_ARGS__))
+#define EXPECT_LACKS(text, ...) \
+  EXPECT_FALSE(::remesh::expect::has(text, __VA_ARGS__))
+
+// Whether the message of a failed Status or Result has that part.
+#define ASSERT_SAYS(result, ...) \
+  ASSERT_TRUE(::remesh::expect::says(result, __VA_ARGS__))
+#define EXPECT_SAYS(result, ...) \
+  EXPECT_TRUE(::remesh::expect::says(result, __VA_ARGS__))

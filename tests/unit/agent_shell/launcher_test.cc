@@ -329,7 +329,7 @@ TEST_F(LauncherTest, AnInvalidAssignmentFailsToSpawn) {
   a.mutable_ranks(1)->set_worker("stranger");
   world_->launcher->spawn(a);
   ASSERT_EQ(seen<SpawnFailed>().size(), 1u);
-  EXPECT_NE(seen<SpawnFailed>()[0].error.find("stranger"), std::string::npos);
+  EXPECT_HAS(seen<SpawnFailed>()[0].error, "stranger");
 }
 
 // The storage of the run directory may be read-only, stale or not mounted here.

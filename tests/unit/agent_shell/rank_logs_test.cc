@@ -61,7 +61,7 @@ TEST(RankLogs, OutputsOpenWithTheirFolder) {
   EXPECT_EQ(num_entries(dir / "other"), 0);
   std::ofstream(dir / "file") << "";
   const Status bad = RankOutputs().open(dir / "file/logs", {0});
-  EXPECT_NE(bad.message().find("file/logs"), std::string::npos);
+  EXPECT_SAYS(bad, "file/logs");
 }
 
 TEST(RankLogs, OldGenerationsArePruned) {

@@ -147,8 +147,7 @@ TEST(Process, ProgramThatCannotRunIsNamed) {
   c.argv = {"/no/such/program"};
   auto child = start_child(c);
   ASSERT_FALSE(child.ok());
-  EXPECT_NE(child.status().message().find("/no/such/program"),
-            std::string::npos);
+  EXPECT_SAYS(child, "/no/such/program");
   c = shell(dir, "");
   c.output = "/no/such/folder/out";
   EXPECT_FALSE(start_child(c).ok());
@@ -363,8 +362,7 @@ TEST(Scratch, SecondHolderOfANameIsRefusedAndTheFolderGoesAtTheEnd) {
     auto second = Scratch::open(dir / "s", "a");
     ASSERT_FALSE(second.ok());
     EXPECT_EQ(second.status().code(), Code::kAlreadyExists);
-    EXPECT_NE(second.status().message().find(std::to_string(getpid())),
-              std::string::npos);
+    EXPECT_SAYS(second, std::to_string(getpid()));
     EXPECT_OK(Scratch::open(dir / "s", "b"));
     ASSERT_OK_AND(auto g, first->make_generation(7, 1 << 20));
     std::ofstream(g.shared + "/segment") << "x";
@@ -477,8 +475,7 @@ TEST(Scratch, RanksOfAKilledPredecessorDie) {
   }
   waitpid(child, nullptr, 0);
   ASSERT_OK_AND(auto s, Scratch::open(dir / "s", "a"));
-  EXPECT_NE(s->cleaned().find("1 ranks killed"), std::string::npos)
-      << s->cleaned();
+  EXPECT_HAS(s->cleaned(), "1 ranks killed");
   int status = 0;
   EXPECT_EQ(waitpid(orphan.pid, &status, 0), orphan.pid);
   EXPECT_EQ(WTERMSIG(status), SIGKILL);
@@ -489,7 +486,7 @@ TEST(Scratch, ARootOfAnotherUserIsRefused) {
   std::ofstream(dir / "file") << "x";
   auto s = Scratch::open(dir / "file", "a");
   ASSERT_FALSE(s.ok());
-  EXPECT_NE(s.status().message().find("--scratch"), std::string::npos);
+  EXPECT_SAYS(s, "--scratch");
   std::filesystem::create_symlink(dir.path(), dir / "link");
   EXPECT_FALSE(Scratch::open(dir / "link", "a").ok());
   for (const char* shared : {"root", "root/a"}) {
@@ -497,9 +494,7 @@ TEST(Scratch, ARootOfAnotherUserIsRefused) {
     ASSERT_EQ(chmod((dir / shared).c_str(), 0770), 0);
     s = Scratch::open(dir / "root", "a");
     ASSERT_FALSE(s.ok());
-    EXPECT_NE(s.status().message().find(dir / shared + ": others may write"),
-              std::string::npos)
-        << s.status().message();
+    EXPECT_SAYS(s, dir / shared + ": others may write");
     ASSERT_EQ(chmod((dir / shared).c_str(), 0755), 0);
   }
   EXPECT_OK(Scratch::open(dir / "root", "a"));
@@ -510,8 +505,7 @@ TEST(WhyRefused, OnlyAWorkerOfAnotherJobIsToldToConnectElsewhere) {
   no.set_reason("no");
   no.set_kind(pb::Refusal::OTHER_JOB);
   const std::string advice = "connect to the coordinator of \"mine\"";
-  EXPECT_NE(why_refused("tcp://h:1", no, "mine").find(advice),
-            std::string::npos);
+  EXPECT_HAS(why_refused("tcp://h:1", no, "mine"), advice);
   no.set_kind(pb::Refusal::PERMANENT);
   EXPECT_EQ(why_refused("tcp://h:1", no, "mine"),
             "the coordinator at tcp://h:1 refuses this worker: no");

@@ -118,8 +118,7 @@ TEST_F(StatesTest, TheInventoryListsTheRecords) {
   const InventoryTaken e = take_inventory(folder, kJob);
   EXPECT_EQ(e.job, kJob);
   ASSERT_EQ(e.damaged.size(), 1u);
-  EXPECT_NE(e.damaged[0].find(memory::segment_path(folder, kJob, 1)),
-            std::string::npos);
+  EXPECT_HAS(e.damaged[0], memory::segment_path(folder, kJob, 1));
   EXPECT_FALSE(fs::exists(memory::segment_path(folder, kJob, 2) + ".new"));
   ASSERT_EQ(e.holdings.size(), 1u);
   EXPECT_EQ(e.holdings[0].ShortDebugString(),
@@ -130,8 +129,7 @@ TEST_F(StatesTest, TheInventoryListsTheRecords) {
                 path + "\"");
   EXPECT_EQ(describe_states(folder, kJob, e).rfind("1 states in 2 segments", 0),
             0u);
-  EXPECT_NE(describe_states(folder, kJob, e).find(": steps 7"),
-            std::string::npos);
+  EXPECT_HAS(describe_states(folder, kJob, e), ": steps 7");
   s->remove_states(kJob, false);
   EXPECT_EQ(num_segments("a", kOther), 1u);
 }
@@ -285,7 +283,7 @@ TEST_F(StatesTest, StatesMayBeInAnotherFolder) {
   }
   EXPECT_EQ(num_entries(dir_ / "shm"), 0);
   const auto none = Scratch::open(root(), "a", 0, dir_ / "none");
-  EXPECT_NE(none.status().message().find("--state-folder"), std::string::npos);
+  EXPECT_SAYS(none, "--state-folder");
 }
 
 TEST_F(StatesTest, ATmpfsWithoutALimitHasRoomForMpi) {

@@ -1,11 +1,11 @@
 // Workers and the training states in their shared memory: reported when no rank
 // lives, kept after a kill, removed when the coordinator no longer needs them.
-#include <gtest/gtest.h>
 #include <signal.h>
 
 #include <filesystem>
 #include <set>
 
+#include "tests/testing/expect.h"
 #include "tests/unit/agent_shell/worker_fixture.h"
 
 namespace remesh::agent {
@@ -110,8 +110,8 @@ TEST_F(WorkerStatesTest, AreNoLongerReportedOnceRemoved) {
     log.assign(std::istreambuf_iterator<char>(in), {});
     return log.find("states_lost") != std::string::npos;
   })) << log;
-  EXPECT_NE(log.find("needed its room"), std::string::npos);
-  EXPECT_NE(log.find("enable-linger"), std::string::npos);
+  EXPECT_HAS(log, "needed its room");
+  EXPECT_HAS(log, "enable-linger");
 }
 
 TEST_F(WorkerStatesTest, OfAKilledWorkerAreReportedByItsSuccessor) {

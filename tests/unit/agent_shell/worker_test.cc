@@ -420,10 +420,8 @@ TEST_F(WorkerTest, ARefusalEndsAWorkerThatHasNoJob) {
     return (*server)->send(m->peer, no);
   }));
   EXPECT_EQ(wait("a"), 3);
-  EXPECT_NE(output("a").find("this is job \"mine\"; connect to the coordinator "
-                             "of \"other\""),
-            std::string::npos)
-      << output("a");
+  EXPECT_HAS(output("a"),
+             "this is job \"mine\"; connect to the coordinator of \"other\"");
 }
 
 // Another worker has its name: it is taken when that one is gone.
@@ -458,8 +456,7 @@ TEST_F(WorkerTest, AnEndedRunEndsAWorker) {
       << "{\"time\":2,\"generation\":1,\"event\":\"job_done\",\"step\":9}\n";
   start(run, "a");
   EXPECT_EQ(wait("a"), 4);
-  EXPECT_NE(output("a").find("remesh resume"), std::string::npos)
-      << output("a");
+  EXPECT_HAS(output("a"), "remesh resume");
 }
 
 TEST_F(WorkerTest, MayStartBeforeTheRunDirectoryExists) {
@@ -485,14 +482,14 @@ TEST_F(WorkerTest, UsageErrorsExitWithTheReason) {
   for (const auto& [args, word] : cases) {
     start("tcp://127.0.0.1:1", "", args);
     EXPECT_EQ(wait(""), 2) << word;
-    EXPECT_NE(output("").find(word), std::string::npos) << output("");
+    EXPECT_HAS(output(""), word);
   }
   start("nowhere", "x");
   EXPECT_EQ(wait("x"), 2);
-  EXPECT_NE(output("x").find("run directory"), std::string::npos);
+  EXPECT_HAS(output("x"), "run directory");
   start("tcp://nowhere", "x");
   EXPECT_EQ(wait("x"), 2);
-  EXPECT_NE(output("x").find("tcp://nowhere"), std::string::npos);
+  EXPECT_HAS(output("x"), "tcp://nowhere");
   start("tcp://127.0.0.1:1", "x", {"--trainer", "/no/trainer"});
   EXPECT_EQ(wait("x"), 5);
 }

@@ -1,5 +1,4 @@
 #include <fmt/format.h>
-#include <gtest/gtest.h>
 #include <sys/stat.h>
 
 #include <cmath>
@@ -14,6 +13,7 @@
 #include "proto/base/rng.h"
 #include "proto/base/status.h"
 #include "proto/base/text.h"
+#include "tests/testing/expect.h"
 #include "tests/testing/files.h"
 
 namespace remesh {
@@ -66,7 +66,7 @@ TEST_F(LogFile, HasTheLinesInOrder) {
 
 TEST_F(LogFile, HasTheLastLinesWhenTheLoggerEnds) {
   open()->info("the last");
-  EXPECT_NE(text().find("the last"), std::string::npos);
+  EXPECT_HAS(text(), "the last");
 }
 
 TEST_F(LogFile, HasTheLinesBeforeAFailedCheck) {
@@ -76,7 +76,7 @@ TEST_F(LogFile, HasTheLinesBeforeAFailedCheck) {
     CHECK(log == nullptr);
   };
   EXPECT_DEATH(fail(), "CHECK failed");
-  EXPECT_NE(text().find("before"), std::string::npos);
+  EXPECT_HAS(text(), "before");
 }
 
 // As on a disk that is stalled: nobody reads the pipe.
@@ -110,7 +110,7 @@ TEST_F(LogFile, IsOpenedOnceThatIsPossible) {
   std::filesystem::remove(folder);
   log->info("now");
   ASSERT_TRUE(log->flush());
-  EXPECT_NE(text().find("now"), std::string::npos);
+  EXPECT_HAS(text(), "now");
 }
 
 TEST_F(LogFile, IsRotatedWithinItsNumberOfFiles) {
@@ -125,8 +125,7 @@ TEST_F(LogFile, IsRotatedWithinItsNumberOfFiles) {
     EXPECT_EQ(std::distance(std::filesystem::directory_iterator(folder),
                             std::filesystem::directory_iterator()),
               static_cast<ptrdiff_t>(files));
-    EXPECT_NE(testing::read_whole(folder + "/x.log").find("i=99"),
-              std::string::npos);
+    EXPECT_HAS(testing::read_whole(folder + "/x.log"), "i=99");
   }
 }
 
@@ -145,7 +144,7 @@ TEST_F(LogFile, DoesNotWriteThroughSymbolicLinks) {
   fs::remove(path());
   log->info("written");
   ASSERT_TRUE(log->flush());
-  EXPECT_NE(text().find("written"), std::string::npos);
+  EXPECT_HAS(text(), "written");
   fs::create_symlink(mine, dir_.path() + "/logs/x.1.log");
   for (int i = 0; i < 10; ++i) log->info("of some length", {{"i", i}});
   ASSERT_TRUE(log->flush());

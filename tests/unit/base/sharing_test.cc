@@ -78,7 +78,7 @@ TEST_F(SharingTest, AGroupMayReadAndWrite) {
 TEST_F(SharingTest, AGroupThatDoesNotExistIsNamed) {
   const Status s = share_new_files("no-such-group");
   EXPECT_EQ(s.code(), Code::kNotFound);
-  EXPECT_NE(s.message().find("no-such-group"), std::string::npos);
+  EXPECT_SAYS(s, "no-such-group");
 }
 
 }  // namespace

@@ -1,6 +1,5 @@
 #include "worker/board/board.h"
 
-#include <gtest/gtest.h>
 #include <signal.h>
 #include <sys/mman.h>
 #include <sys/wait.h>
@@ -9,6 +8,8 @@
 #include <atomic>
 #include <string>
 #include <thread>
+
+#include "tests/testing/expect.h"
 
 namespace remesh::board {
 namespace {
@@ -149,7 +150,7 @@ TEST(Board, OtherMemoryIsRefused) {
   const int fd = dup(p.daemon->fd());
   auto wrong = Board::open(fd);
   ASSERT_FALSE(wrong.ok());
-  EXPECT_NE(wrong.status().message().find("magic"), std::string::npos);
+  EXPECT_SAYS(wrong, "magic");
   close(fd);
 }
 

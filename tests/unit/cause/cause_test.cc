@@ -1,13 +1,12 @@
 // Who failed first, over constructed cases.
 #include "coordinator/core/cause.h"
 
-#include <gtest/gtest.h>
-
 #include <csignal>
 #include <deque>
 #include <random>
 
 #include "proto/base/exit_code.h"
+#include "tests/testing/expect.h"
 #include "tests/testing/seed.h"
 
 namespace remesh::core {
@@ -308,7 +307,7 @@ TEST(Hang, ASingleWorkingRankIsAlwaysFound) {
       EXPECT_TRUE(s.lost_message);
       EXPECT_LT(s.rank, static_cast<size_t>(n));
     }
-    EXPECT_NE(r.text().find("no progress for"), std::string::npos);
+    EXPECT_HAS(r.text(), "no progress for");
   }
 }
 

@@ -86,14 +86,14 @@ class DamageTest : public testing::TestWithParam<Compression> {
     put(name, bad);
     const Status looked = look(name);
     ASSERT_EQ(looked.code(), Code::kCorrupt) << what << looked.to_string();
-    ASSERT_NE(looked.message().find(name), std::string::npos) << what;
+    ASSERT_SAYS(looked, name) << what;
     if (name == manifest::shard_name(0)) {
       State loaded(table_.num_elements());
       const Status s = load(fs_, path_, manifest_, table_,
                             pieces_of_range(table_, 0, table_.num_elements()),
                             loaded.view());
       ASSERT_EQ(s.code(), Code::kCorrupt) << what << s.to_string();
-      ASSERT_NE(s.message().find(name), std::string::npos) << what;
+      ASSERT_SAYS(s, name) << what;
     }
     if (in_full) expect_survived(name, what);
   }
@@ -101,8 +101,7 @@ class DamageTest : public testing::TestWithParam<Compression> {
   void expect_survived(const std::string& name, const std::string& what) {
     const VerifyReport report = verify(fs_, path_);
     ASSERT_FALSE(report.ok) << what;
-    ASSERT_NE(report.problems.front().find(name), std::string::npos)
-        << what << ": " << report.problems.front();
+    ASSERT_HAS(report.problems.front(), name) << what;
     Status newest;
     const int64_t step = restore(newest);
     if (name == manifest::kIndexName) {
@@ -111,8 +110,7 @@ class DamageTest : public testing::TestWithParam<Compression> {
       return;
     }
     ASSERT_EQ(step, 1) << what;
-    ASSERT_NE(newest.message().find(name), std::string::npos)
-        << what << ": " << newest.to_string();
+    ASSERT_SAYS(newest, name) << what;
   }
 
   const size_t sample_ = sample();
@@ -170,8 +168,7 @@ TEST_P(DamageTest, SlicesThatDoNotFitTheModelAreNotRead) {
   put(manifest::kManifestName, manifest::encode(m));
   const VerifyReport report = verify(fs_, path_);
   ASSERT_EQ(report.problems.size(), 1U) << describe(report);
-  EXPECT_NE(report.problems[0].find("not inside its shape"), std::string::npos)
-      << report.problems[0];
+  EXPECT_HAS(report.problems[0], "not inside its shape");
 }
 
 INSTANTIATE_TEST_SUITE_P(

@@ -136,10 +136,10 @@ TEST(Encoding, RefusesInvalidContent) {
     EXPECT_EQ(refused([&](auto& m) { m.set_format(format); }),
               fmt::format("format {}, this version reads format 2", format));
   refused([](auto& m) { m.mutable_shards(0)->clear_block_bytes(); });
-  EXPECT_NE(refused([](auto& m) {
-              m.mutable_shards(0)->set_name("../../etc/passwd");
-            }).find("passwd"),
-            std::string::npos);
+  EXPECT_HAS(refused([](auto& m) {
+               m.mutable_shards(0)->set_name("../../etc/passwd");
+             }),
+             "passwd");
   refused([](auto& m) { m.mutable_shards(0)->set_rank(1); });
   refused([](auto& m) { m.mutable_shards(0)->set_xxh128("x"); });
   refused([](auto& m) { m.set_step(-1); });
@@ -246,18 +246,15 @@ TEST(Coverage, NamesWhatIsMissingOrDuplicated) {
   const ParamTable table = ParamTable::make(store::tiny_model());
   pb::Manifest m = example();
   m.mutable_shards(0)->mutable_slices()->RemoveLast();
-  EXPECT_NE(check_coverage(m, table).message().find(
-                "lm_head.weight: row 0, column 0 is in no shard"),
-            std::string::npos);
+  EXPECT_SAYS(check_coverage(m, table),
+              "lm_head.weight: row 0, column 0 is in no shard");
   m = example();
   *m.mutable_shards(0)->add_slices() = m.shards(0).slices(1);
-  EXPECT_NE(check_coverage(m, table).message().find(
-                "input_layernorm.weight: row 0, column 0 is stored twice"),
-            std::string::npos);
+  EXPECT_SAYS(check_coverage(m, table),
+              "input_layernorm.weight: row 0, column 0 is stored twice");
   m = example();
   m.mutable_shards(0)->mutable_slices(0)->set_param("what");
-  EXPECT_NE(check_coverage(m, table).message().find("'what'"),
-            std::string::npos);
+  EXPECT_SAYS(check_coverage(m, table), "'what'");
   m = example();
   m.mutable_shards(0)->mutable_slices(0)->set_start(
       0, std::numeric_limits<int64_t>::max());
@@ -443,9 +440,7 @@ TEST(Scan, ListsNewestFirstWithReasonsAndSkipsWhatIsBeingWritten) {
   for (size_t i = 0; i < expected.size(); ++i) {
     EXPECT_EQ(found[i].step, expected[i].first);
     EXPECT_EQ(found[i].status.ok(), *expected[i].second == '\0');
-    EXPECT_NE(found[i].status.message().find(expected[i].second),
-              std::string::npos)
-        << found[i].status.message();
+    EXPECT_SAYS(found[i].status, expected[i].second);
   }
   ASSERT_NE(choose_newest_valid(found), nullptr);
   EXPECT_EQ(choose_newest_valid(found)->step, 2);
@@ -483,7 +478,7 @@ TEST(Branch, TheNewestClaimWins) {
   EXPECT_OK(check_claim(fs, "a/c", 8));
   const Status old = check_claim(fs, "a/c", 6);
   EXPECT_EQ(old.code(), Code::kCancelled);
-  EXPECT_NE(old.message().find("a/c: generation 7"), std::string::npos);
+  EXPECT_SAYS(old, "a/c: generation 7");
   // A late older claim changes nothing; an unknown name is ignored.
   ASSERT_OK(claim(fs, "a/c", 6));
   for (const char* name : {".claim-g", ".claim-g9x", ".claim-g-9", "claim-g9"})

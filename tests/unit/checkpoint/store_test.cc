@@ -242,13 +242,13 @@ TEST_F(StoreTest, VerifyNamesTheDatasetAndItsRows) {
     const std::string& problem = report.problems[0];
     for (const char* word : {"shard-00000.h5", "bytes ",
                              "/exp_avg/model.embed_tokens.weight.0 rows "})
-      EXPECT_NE(problem.find(word), std::string::npos) << problem;
+      EXPECT_HAS(problem, word);
     State loaded;
     const Status s = load_whole(*fs_, done.path, table, loaded);
     EXPECT_EQ(s.code(), Code::kCorrupt);
     for (const char* word :
          {"shard-00000.h5", "bytes ", "/exp_avg/model.embed_tokens.weight.0"})
-      EXPECT_NE(s.message().find(word), std::string::npos) << s.to_string();
+      EXPECT_SAYS(s, word);
     // A rank that does not need that part still loads correctly.
     std::vector<float> norm(500);
     const geometry::Piece piece{
@@ -268,15 +268,15 @@ TEST_F(StoreTest, EveryKindOfDamageIsNamed) {
     ASSERT_OK_AND(const auto found, manifest::scan(*fs_, folder_));
     EXPECT_EQ(found[0].status.ok(), !cheap) << name;
     if (cheap) {
-      EXPECT_NE(found[0].status.message().find(name), std::string::npos);
+      EXPECT_SAYS(found[0].status, name);
     }
     State loaded;
     const Status s = load_whole(*fs_, done.path, table_, loaded);
     EXPECT_FALSE(s.ok());
-    EXPECT_NE(s.message().find(name), std::string::npos) << s.to_string();
+    EXPECT_SAYS(s, name);
     const VerifyReport report = verify(*fs_, done.path);
     EXPECT_FALSE(report.ok);
-    EXPECT_NE(describe(report).find(name), std::string::npos);
+    EXPECT_HAS(describe(report), name);
   };
   for (const char* name :
        {"shard-00000.h5", "shard-00001.h5", "manifest.json"}) {
@@ -319,8 +319,7 @@ TEST_F(StoreTest, ASwappedShardOfAnotherStepIsNamed) {
   State loaded;
   const Status s = load_whole(*fs_, two->path, table_, loaded);
   EXPECT_EQ(s.code(), Code::kCorrupt);
-  EXPECT_NE(s.message().find("shard-00000.h5"), std::string::npos)
-      << s.to_string();
+  EXPECT_SAYS(s, "shard-00000.h5");
 }
 
 TEST_F(StoreTest, VerifyWarnsOfNonFiniteWeightsAndStrayFiles) {
@@ -339,7 +338,7 @@ TEST_F(StoreTest, VerifyWarnsOfNonFiniteWeightsAndStrayFiles) {
   const auto json = nlohmann::json::parse(describe_json(report));
   EXPECT_EQ(json["nonfinite"], 2);
   EXPECT_EQ(nlohmann::json::parse(describe_json(done.manifest))["step"], 1);
-  EXPECT_NE(describe(done.manifest).find("shard-00001.h5"), std::string::npos);
+  EXPECT_HAS(describe(done.manifest), "shard-00001.h5");
 }
 
 TEST_F(StoreTest, AdaptersAreDescribedAsSuch) {
@@ -355,7 +354,7 @@ TEST_F(StoreTest, AdaptersAreDescribedAsSuch) {
   for (const char* line : {"model     qwen3 dim ",
                            "adapters  rank 4 alpha 8 on q_proj, v_proj; of the "
                            "model /models/base\n"})
-    EXPECT_NE(text.find(line), std::string::npos) << text;
+    EXPECT_HAS(text, line);
   const auto json = nlohmann::json::parse(describe_json(m));
   EXPECT_EQ(json["base"], "/models/base");
   EXPECT_EQ(json["model"]["arch"], "qwen3");
@@ -374,7 +373,7 @@ TEST_F(StoreTest, CommitWaitsForEveryShard) {
   const auto early =
       commit(*fs_, folder_, manifest_of(table_, id), 5, table_, {});
   EXPECT_EQ(early.status().code(), Code::kUnavailable);
-  EXPECT_NE(early.status().message().find("rank 3, 4"), std::string::npos);
+  EXPECT_SAYS(early, "rank 3, 4");
   // Shards that do not cover the model are refused too.
   EXPECT_EQ(commit(*fs_, folder_, manifest_of(table_, id), 2, table_, {})
                 .status()
@@ -442,9 +441,7 @@ TEST_F(StoreTest, CheckpointsOfAnotherRunAreLeftAlone) {
   for (const int64_t step : {2, 3}) ASSERT_OK(save_as(1, step, 2));
   const Status taken = save_as(2, 2, 2);
   EXPECT_EQ(taken.code(), Code::kCorrupt);
-  EXPECT_NE(taken.message().find("step-00000002: belongs to another run"),
-            std::string::npos)
-      << taken.message();
+  EXPECT_SAYS(taken, "step-00000002: belongs to another run");
   ASSERT_OK(abandon(*fs_, folder_, {2, 1}));
   ASSERT_OK(
       fs_->rename(folder_ + "/step-00000003", folder_ + "/.old-step-00000003"));
@@ -611,8 +608,7 @@ TEST_F(StoreTest, WhatIsKeptMakesWayAndStays) {
   ASSERT_OK(
       write_file_atomically(*fs_, step + "/" + manifest::kKeepName, "best\n"));
   ASSERT_OK_AND(const auto again, save_as(2));
-  EXPECT_NE(again.cleanup.message().find("is kept"), std::string::npos)
-      << again.cleanup.to_string();
+  EXPECT_SAYS(again.cleanup, "is kept");
   ASSERT_OK_AND(const auto saved, manifest::read_checkpoint(*fs_, step));
   EXPECT_EQ(saved.generation(), 2);
   ASSERT_OK_AND(const auto kept,
@@ -660,7 +656,7 @@ TEST_F(StoreTest, AFullDiskIsAnErrorThatLosesNothing) {
   ASSERT_OK(first);
   EXPECT_EQ(second.status().code(), Code::kExhausted)
       << second.status().to_string();
-  EXPECT_NE(second.status().message().find("No space left"), std::string::npos);
+  EXPECT_SAYS(second, "No space left");
   EXPECT_EQ(found->size(), 1U);
   EXPECT_TRUE(report.ok) << describe(report);
   EXPECT_TRUE(abandoned);
@@ -673,7 +669,7 @@ TEST_F(StoreTest, ErrorsNameThePathAndHdf5NeverPrints) {
   const auto bad =
       Hdf5Reader::open(fs_->open(root_ + "/bad.h5").value(), root_ + "/bad.h5");
   EXPECT_EQ(bad.status().code(), Code::kCorrupt);
-  EXPECT_NE(bad.status().message().find("bad.h5"), std::string::npos);
+  EXPECT_SAYS(bad, "bad.h5");
   spill(root_ + "/file", "");
   EXPECT_FALSE(
       write_shard(*fs_, root_ + "/file", {1, 1}, 0, table_, {}, {}).ok());

@@ -57,7 +57,7 @@ TEST_F(Admission, ARefusedReportIsAnsweredAndAnnouncedOnceAMinute) {
   ASSERT_EQ(all_of<Refuse>(actions).size(), 1U);
   const pb::Refusal refusal = all_of<Refuse>(actions)[0].refusal;
   EXPECT_EQ(refusal.kind(), pb::Refusal::RETRY);
-  EXPECT_NE(refusal.reason().find("slots = -1"), std::string::npos);
+  EXPECT_HAS(refusal.reason(), "slots = -1");
   EXPECT_EQ(events_of(actions), std::vector<std::string>{"report_refused"});
   for (int i = 0; i < 100; ++i) {
     bad.set_worker("b" + std::to_string(i));
@@ -123,8 +123,7 @@ TEST_F(Admission, WorkersAreBoundedInNumber) {
   }
   const auto refused = all_of<Refuse>(give(report("b", 1)));
   ASSERT_EQ(refused.size(), 1U);
-  EXPECT_NE(refused[0].refusal.reason().find("no more are allowed"),
-            std::string::npos);
+  EXPECT_HAS(refused[0].refusal.reason(), "no more are allowed");
   EXPECT_TRUE(core_.roster().find("b") == nullptr);
   EXPECT_TRUE(all_of<Refuse>(give(running_report("a", 4, 0, 1))).empty());
 }
@@ -154,8 +153,7 @@ TEST_F(Admission, AWorkerWithoutACommonProtocolIsRefusedPermanently) {
   const auto refused = all_of<Refuse>(give(far));
   ASSERT_EQ(refused.size(), 1U);
   EXPECT_EQ(refused[0].refusal.kind(), pb::Refusal::PERMANENT);
-  EXPECT_NE(refused[0].refusal.reason().find("versions 7 to 9"),
-            std::string::npos);
+  EXPECT_HAS(refused[0].refusal.reason(), "versions 7 to 9");
   EXPECT_TRUE(core_.roster().find("far") == nullptr);
   pb::Report next = report("next", 1);
   next.set_protocol(9);

@@ -2,11 +2,10 @@
 // clears the count.
 #include "coordinator/core/cordons.h"
 
-#include <gtest/gtest.h>
-
 #include <cstdint>
 
 #include "proto/base/exit_code.h"
+#include "tests/testing/expect.h"
 #include "tests/unit/core/builders.h"
 
 namespace remesh::core {

@@ -186,8 +186,7 @@ struct Weighing : Fixture {
 TEST(MeshPolicy, AFasterMeshOfTheSameSizeMustBeWorthThePause) {
   Weighing f(100'000);
   ASSERT_NE(f.best, geometry::Layout{.dp = 4});
-  EXPECT_NE(f.change().find("faster: dp4 -> " + f.best.to_string()),
-            std::string::npos);
+  EXPECT_HAS(f.change(), "faster: dp4 -> " + f.best.to_string());
   EXPECT_EQ(Weighing(1).change(), "") << "the job ends soon";
   Weighing fails(1000);
   EXPECT_NE(fails.change(), "");
@@ -204,8 +203,7 @@ TEST(MeshPolicy, MeasurementsOverridePredictions) {
   ClusterView v = f.view();
   v.times = &f.times;
   EXPECT_EQ(f.policy.place(v)->layout, geometry::Layout{.dp = 4});
-  EXPECT_NE(f.policy.place(v)->prediction.find("9 s a step measured before"),
-            std::string::npos);
+  EXPECT_HAS(f.policy.place(v)->prediction, "9 s a step measured before");
 }
 
 TEST(MeshPolicy, AJoinShortlyBeforeTheEndIsNotWorthAPause) {
@@ -267,9 +265,7 @@ TEST(MeshPolicy, CordonedHostsGetNoRanks) {
          f.durable.mutable_host_faults());
   const auto none = f.policy.place(f.view());
   ASSERT_FALSE(none.ok());
-  EXPECT_NE(none.status().message().find("host-b (cordoned: no room there)"),
-            std::string::npos)
-      << none.status().message();
+  EXPECT_SAYS(none, "host-b (cordoned: no room there)");
 }
 
 TEST(MeshPolicy, ARescueMayUseACordonedHostAFewTimes) {
@@ -402,7 +398,7 @@ TEST(Recovery, NeverUsesInitialWeightsWhileCheckpointsExist) {
   f.durable.mutable_refusals()->add_checkpoints("step-5");
   const auto d = decide(f, {}, {.valid = {saved(5)}});
   EXPECT_EQ(d.kind, Recovery::Decision::Kind::kGiveUp);
-  EXPECT_NE(d.why.find("step-5: does not load"), std::string::npos) << d.why;
+  EXPECT_HAS(d.why, "step-5: does not load");
 }
 
 TEST(Recovery, RefusesAMemorySourceOnlyWhileAllOfItIsThere) {

@@ -114,7 +114,7 @@ TEST_F(MemoryRecovery, AWorkerWithFinishedStepsIsWaitedForAndThenNot) {
   holds("a", 0);
   const Recovery::Decision first = decide({"b"});
   ASSERT_EQ(first.kind, Kind::kWait);
-  EXPECT_NE(first.why.find("the memory of b"), std::string::npos) << first.why;
+  EXPECT_HAS(first.why, "the memory of b");
   EXPECT_TRUE(recovery_.waiting(view(200), {"b"}));
   EXPECT_FALSE(recovery_.waiting(view(200), {})) << "nobody is missing now";
   const Recovery::Decision again = decide({"b"}, 200);
@@ -261,8 +261,7 @@ TEST_F(MemoryRecovery, HostsWhereRanksFailAreTriedAgainBeforeAnOlderState) {
   }
   const Recovery::Decision first = decide();
   ASSERT_EQ(first.kind, Kind::kWait);
-  EXPECT_NE(first.why.find("host-a (cordoned: no data)"), std::string::npos)
-      << first.why;
+  EXPECT_HAS(first.why, "host-a (cordoned: no data)");
   EXPECT_GT(first.rescan_ms, 0);
   EXPECT_EQ(decide({}, 200).why, "") << "it is said once";
   const Recovery::Decision again = decide({}, kRescueMs);
@@ -313,12 +312,11 @@ TEST_F(MemoryRecovery, ACommittedCheckpointThatIsNotListedIsLookedForAgain) {
   const Recovery::Decision first = decide();
   ASSERT_EQ(first.kind, Kind::kWait);
   EXPECT_GT(first.rescan_ms, 0);
-  EXPECT_NE(first.why.find("step 8 was committed"), std::string::npos);
+  EXPECT_HAS(first.why, "step 8 was committed");
   const Recovery::Decision late = decide({}, 100 + 60'000);
   ASSERT_EQ(late.kind, Kind::kRestore);
   EXPECT_EQ(late.source.path(), "step-5");
-  EXPECT_NE(late.source.reason().find("step 8 was committed"),
-            std::string::npos);
+  EXPECT_HAS(late.source.reason(), "step 8 was committed");
 }
 
 }  // namespace

@@ -1,9 +1,9 @@
 // The fence relay and the checkpoint watch.
 #include <fmt/format.h>
-#include <gtest/gtest.h>
 
 #include "coordinator/core/checkpoint_watch.h"
 #include "coordinator/core/fence_relay.h"
+#include "tests/testing/expect.h"
 #include "tests/unit/core/builders.h"
 
 namespace remesh::core {

@@ -2,13 +2,12 @@
 // when they do not.
 #include "coordinator/core/room.h"
 
-#include <gtest/gtest.h>
-
 #include "checkpoint/manifest/sharding.h"
 #include "checkpoint/memory/segment.h"
 #include "coordinator/core/job_shape.h"
 #include "coordinator/core/survival.h"
 #include "parallel/jobfile/jobfile.h"
+#include "tests/testing/expect.h"
 #include "tests/unit/core/builders.h"
 
 namespace remesh::core {
@@ -98,7 +97,7 @@ TEST_F(RoomTest, TheFirstMeshNeedsItsStatesAndReplicas) {
   const Shortages s = find_shortages(a, table_, all_have(15));
   ASSERT_EQ(s.size(), 3U);
   EXPECT_GT(s.at("host-a").needed, s.at("host-a").available);
-  EXPECT_NE(to_text(s).find("host host-b needs"), std::string::npos);
+  EXPECT_HAS(to_text(s), "host host-b needs");
 }
 
 TEST_F(RoomTest, WithoutRoomForReplicasNoneAreKept) {
@@ -106,7 +105,7 @@ TEST_F(RoomTest, WithoutRoomForReplicasNoneAreKept) {
   std::string given_up;
   EXPECT_TRUE(fit_room(table_, all_have(12), true, &a, &given_up).empty());
   EXPECT_EQ(a.job().elastic().replicas(), 0);
-  EXPECT_NE(given_up.find("no replicas"), std::string::npos);
+  EXPECT_HAS(given_up, "no replicas");
   pb::Assignment enough = mesh_of({"a", "b", "c"});
   EXPECT_TRUE(fit_room(table_, all_have(20), true, &enough, &given_up).empty());
   EXPECT_EQ(enough.job().elastic().replicas(), 1);

@@ -1,13 +1,12 @@
 // Membership: joins, losses, returns, and queries of the roster.
 #include "coordinator/core/roster.h"
 
-#include <gtest/gtest.h>
-
 #include <algorithm>
 #include <cmath>
 #include <limits>
 #include <string>
 
+#include "tests/testing/expect.h"
 #include "tests/unit/core/builders.h"
 
 namespace remesh::core {
@@ -170,7 +169,7 @@ TEST(Roster, AMemberThatDoesNotEndItsRanksIsGivenUpMeanwhile) {
   const auto lost =
       report_until(&roster, d, &r, kAwaitedMs + 100, 2 * kAwaitedMs);
   ASSERT_EQ(lost.size(), 1u);
-  EXPECT_NE(lost[0].detail.find("did not end its ranks"), std::string::npos);
+  EXPECT_HAS(lost[0].detail, "did not end its ranks");
   EXPECT_TRUE(roster.all_quiesced(d));
   EXPECT_EQ(roster.find_alive("a"), nullptr);
   EXPECT_TRUE(roster.find("a")->reachable()) << "it still has to be fenced";

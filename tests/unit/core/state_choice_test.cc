@@ -1,8 +1,6 @@
 // Which state is begun with, against a twin that marks every element.
 #include "coordinator/core/state_choice.h"
 
-#include <gtest/gtest.h>
-
 #include <algorithm>
 #include <map>
 #include <optional>
@@ -13,6 +11,7 @@
 #include <vector>
 
 #include "parallel/geometry/schedule.h"
+#include "tests/testing/expect.h"
 #include "tests/testing/pieces.h"
 #include "tests/testing/seed.h"
 #include "tests/unit/core/builders.h"
@@ -263,9 +262,7 @@ TEST(StateChoice, AStepThatOneRankDidNotFinishIsNotChosen) {
   StateChoice c = choose_state(&table, in);
   EXPECT_EQ(c.kind, pb::Source::MEMORY);
   EXPECT_EQ(c.step, 7);
-  EXPECT_NE(c.why.find("step 8 of generation 1 (dp3) is incomplete"),
-            std::string::npos)
-      << c.why;
+  EXPECT_HAS(c.why, "step 8 of generation 1 (dp3) is incomplete");
   // Its host is gone with it, but b's buddy has a replica of step 7.
   std::erase_if(in.holdings, [](const Holding& h) { return h.worker == "b"; });
   c = choose_state(&table, in);
@@ -275,7 +272,7 @@ TEST(StateChoice, AStepThatOneRankDidNotFinishIsNotChosen) {
   c = choose_state(&table, in);
   EXPECT_EQ(c.kind, pb::Source::MEMORY);
   EXPECT_EQ(c.step, 7);
-  EXPECT_NE(c.why.find("replicas of rank 1"), std::string::npos) << c.why;
+  EXPECT_HAS(c.why, "replicas of rank 1");
 }
 
 // A hostile worker lists thousands of states that nobody else has.
@@ -291,10 +288,7 @@ TEST(StateChoice, AWorkerWithManyStatesHidesNoOther) {
   const StateChoice c = choose_state(&table, in);
   EXPECT_EQ(c.kind, pb::Source::MEMORY);
   EXPECT_EQ(c.step, 7);
-  EXPECT_NE(
-      c.why.find("worker many: step 164 of rank 0: too many other states"),
-      std::string::npos)
-      << c.why.substr(0, 500);
+  EXPECT_HAS(c.why, "worker many: step 164 of rank 0: too many other states");
 }
 
 // Replicated data parallelism: who finished the step has all of it.
@@ -325,8 +319,7 @@ TEST(StateChoice, AnAbandonedBranchIsNotRestored) {
   const StateChoice c = choose_state(&table, in);
   EXPECT_EQ(c.step, 11);
   EXPECT_EQ(c.generation, 2);
-  EXPECT_NE(c.why.find("branch that generation 2 abandoned"), std::string::npos)
-      << c.why;
+  EXPECT_HAS(c.why, "branch that generation 2 abandoned");
 }
 
 // Generation 2 restored step 12 of generation 1 on more workers, of which one
@@ -385,8 +378,7 @@ TEST(StateChoice, NamesTheLostStepsWhenNothingIsLeft) {
   Inventory in;
   EXPECT_EQ(choose_state(&table, in).why, "start of the job");
   in.last_finished = 9;
-  EXPECT_NE(choose_state(&table, in).why.find("of the 9 finished steps"),
-            std::string::npos);
+  EXPECT_HAS(choose_state(&table, in).why, "of the 9 finished steps");
 }
 
 }  // namespace

@@ -72,8 +72,7 @@ TEST(HfConfig, ErrorsNameTheKeyAndWhatIsAllowed) {
   EXPECT_TRUE(problem(with("model_type", "mixtral"))
                   .starts_with("config.json: model_type = \"mixtral\": must be "
                                "one of llama, mistral, "));
-  EXPECT_NE(problem(with("num_key_value_heads", 7)).find("n_kv_heads = 7"),
-            std::string::npos);
+  EXPECT_HAS(problem(with("num_key_value_heads", 7)), "n_kv_heads = 7");
 }
 
 // As Qwen3-0.6B and Mistral Nemo have it, whose sizes these are. Parameters are
@@ -237,17 +236,15 @@ TEST(ClusterPlan, TextSaysWhatLimitsTheBestAndWhatChangesCost) {
        {"70.6B parameters, on 64 x H100 (8 nodes of 8)",
         "best: ", "range: ", "largest loss: ", "usable",
         "with one setting changed:", "slower", "does not fit: "})
-    EXPECT_NE(text.find(part), std::string::npos) << part << "\n" << text;
+    EXPECT_HAS(text, part);
 }
 
 TEST(ClusterPlan, ComparesTwoMeshesByCause) {
   const std::string text =
       plan("llama3-8b", "h100", {.devices = 8, .compare = {"dp8", "dp4,tp2"}})
           .value();
-  EXPECT_NE(text.find("difference"), std::string::npos);
-  EXPECT_NE(text.find("tensor-parallel communication    0.000 s"),
-            std::string::npos)
-      << text;
+  EXPECT_HAS(text, "difference");
+  EXPECT_HAS(text, "tensor-parallel communication    0.000 s");
 }
 
 TEST(ClusterPlan, ErrorsNameTheValueAndWhatIsAllowed) {
@@ -259,9 +256,8 @@ TEST(ClusterPlan, ErrorsNameTheValueAndWhatIsAllowed) {
             "dp4: has 4 devices instead of 8");
   EXPECT_EQ(error("llama3-8b", "a100-80", {.devices = 8, .fp8 = true}),
             "--fp8: the A100 has no fp8");
-  EXPECT_NE(error("llama3-405b", "v100", {.devices = 8})
-                .find("the model fits into no mesh of 8 devices"),
-            std::string::npos);
+  EXPECT_HAS(error("llama3-405b", "v100", {.devices = 8}),
+             "the model fits into no mesh of 8 devices");
 }
 
 }  // namespace

@@ -42,10 +42,9 @@ TEST(PreflightTest, AMissingFolderOfStatesIsANeedThatIsNotMet) {
   const std::string run = dir.path() + "/run";
   EXPECT_EQ(problem_of(dir.path(), run), "");
   const std::string missing = dir.path() + "/shm";
-  EXPECT_NE(problem_of(missing, run).find(missing + " is missing"),
-            std::string::npos);
+  EXPECT_HAS(problem_of(missing, run), missing + " is missing");
   testing::write_whole(missing, "");
-  EXPECT_NE(problem_of(missing, run).find("is missing"), std::string::npos);
+  EXPECT_HAS(problem_of(missing, run), "is missing");
 }
 
 TEST(PreflightTest, ATmpfsWithoutALimitHasRoom) {

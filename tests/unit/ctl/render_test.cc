@@ -1,8 +1,6 @@
 // What the command line shows, compared as whole texts.
 #include "coordinator/ctl/render.h"
 
-#include <gtest/gtest.h>
-
 #include <cmath>
 #include <cstdlib>
 #include <filesystem>
@@ -349,9 +347,9 @@ TEST_F(RenderTest, SummaryOfARunThatNeverTrained) {
                .outcome = pb::JobStatus::FAILED};
   s.job.mutable_train()->set_steps(9);
   const std::string text = summary_text(s, {});
-  EXPECT_NE(text.find("no step finished"), std::string::npos);
-  EXPECT_NE(text.find("failed at step 0 of 9"), std::string::npos);
-  EXPECT_NE(text.find("coordinator.log"), std::string::npos);
+  EXPECT_HAS(text, "no step finished");
+  EXPECT_HAS(text, "failed at step 0 of 9");
+  EXPECT_HAS(text, "coordinator.log");
 }
 
 pb::JobStatus status() {
@@ -401,8 +399,7 @@ std::vector<pb::StepMetrics> last_steps(double now) {
 
 TEST_F(RenderTest, StatusText) {
   RunFacts facts;
-  EXPECT_NE(status_text(status(), facts, {}).find("checkpoint   step 300\n"),
-            std::string::npos);
+  EXPECT_HAS(status_text(status(), facts, {}), "checkpoint   step 300\n");
   const double now = 10'000;
   pb::EventRecord saved = event("checkpoint", now - 40);
   saved.set_step(320);
@@ -467,19 +464,16 @@ TEST_F(RenderTest, StatusSaysWhatTheLossOfAHostWouldCost) {
   pb::JobStatus s = status();
   const auto row = [&] { return status_text(s, {}, {}); };
   s.mutable_kept_state()->add_needed_hosts("i");
-  EXPECT_NE(row().find("step 340, kept by all of hosts h, i only\n"),
-            std::string::npos);
+  EXPECT_HAS(row(), "step 340, kept by all of hosts h, i only\n");
   s.mutable_kept_state()->clear_needed_hosts();
   s.mutable_kept_state()->set_safe_step(340);
-  EXPECT_NE(row().find("step 340, kept if any one host is lost\n"),
-            std::string::npos);
+  EXPECT_HAS(row(), "step 340, kept if any one host is lost\n");
   s.mutable_kept_state()->set_safe_step(336);
-  EXPECT_NE(row().find("step 340, step 336 if any one host is lost\n"),
-            std::string::npos);
+  EXPECT_HAS(row(), "step 340, step 336 if any one host is lost\n");
   const auto j = nlohmann::json::parse(status_json(s, {}));
   EXPECT_EQ(j["kept_state"]["safe_step"], 336);
   s.clear_kept_state();
-  EXPECT_EQ(row().find("in memory"), std::string::npos);
+  EXPECT_LACKS(row(), "in memory");
 }
 
 TEST_F(RenderTest, StatusSaysWhatAJobWaitsFor) {
@@ -519,13 +513,11 @@ TEST_F(RenderTest, StatusOfARunThatHasEndedSaysHow) {
   pb::EventRecord saved = event("checkpoint", 40);
   saved.set_step(6);
   const RunFacts facts = facts_of({}, {saved}, 9, 50);
-  EXPECT_NE(status_text(s, facts, {})
-                .find("none yet; step 6 was saved and is not there"),
-            std::string::npos);
+  EXPECT_HAS(status_text(s, facts, {}),
+             "none yet; step 6 was saved and is not there");
   s.set_checkpoint_step(5);
-  EXPECT_NE(status_text(s, facts, {})
-                .find("step 5; step 6 was saved and is not there"),
-            std::string::npos);
+  EXPECT_HAS(status_text(s, facts, {}),
+             "step 5; step 6 was saved and is not there");
 }
 
 TEST_F(RenderTest, StatusJsonHasHostAndPidOfEveryDaemonAndRank) {

@@ -68,24 +68,19 @@ TEST(Study, FiguresClaimsAndChartsAreEvaluated) {
 TEST(Study, ErrorsNameTheRunAndWhatIsAllowed) {
   Json j = small();
   j["runs"]["base"]["tp"] = 3;
-  EXPECT_NE(problem(j).find("a multiple of tp x pp x cp = 3"),
-            std::string::npos)
-      << problem(j);
+  EXPECT_HAS(problem(j), "a multiple of tp x pp x cp = 3");
   j = small();
   j["runs"]["base"]["devcies"] = 3;
-  EXPECT_NE(problem(j).find("unknown key 'devcies'"), std::string::npos)
-      << problem(j);
+  EXPECT_HAS(problem(j), "unknown key 'devcies'");
   j = small();
   j["figures"][0]["metric"] = "speed";
-  EXPECT_NE(problem(j).find("unknown metric 'speed'; known: bubble"),
-            std::string::npos)
-      << problem(j);
+  EXPECT_HAS(problem(j), "unknown metric 'speed'; known: bubble");
   j = small();
   j["figures"][0]["run"] = "none";
-  EXPECT_NE(problem(j).find("no run is called none"), std::string::npos);
+  EXPECT_HAS(problem(j), "no run is called none");
   j = small();
   j["runs"]["base"]["base"] = "many";
-  EXPECT_NE(problem(j).find("cycle"), std::string::npos) << problem(j);
+  EXPECT_HAS(problem(j), "cycle");
   for (int i = 0; i < 20; ++i)
     j["runs"][std::to_string(i)]["base"] =
         i == 0 ? "few" : std::to_string(i - 1);
@@ -94,9 +89,8 @@ TEST(Study, ErrorsNameTheRunAndWhatIsAllowed) {
   EXPECT_EQ(problem(j), "");
   j = small();
   j.erase("title");
-  EXPECT_NE(problem(j).find("title"), std::string::npos) << problem(j);
-  EXPECT_NE(evaluate_study("[", "s").status().message().find("JSON object"),
-            std::string::npos);
+  EXPECT_HAS(problem(j), "title");
+  EXPECT_SAYS(evaluate_study("[", "s"), "JSON object");
 }
 
 TEST(Study, WhatHasNoMeaningIsRefused) {

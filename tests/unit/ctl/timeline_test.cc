@@ -72,8 +72,7 @@ TEST(Timeline, FilesThatAViewerCouldNotShowAreRefused) {
     const auto t = parse_trace(text, "f.json");
     ASSERT_FALSE(t.ok()) << why;
     EXPECT_EQ(t.status().code(), Code::kCorrupt);
-    EXPECT_NE(t.status().message().find(why), std::string::npos)
-        << t.status().message();
+    EXPECT_SAYS(t, why);
   };
   File overlapping = good;
   overlapping.span("data", 40, 120);
@@ -194,8 +193,7 @@ TEST(Timeline, AScheduleKeptExactlyHasItsOwnBubble) {
     EXPECT_NEAR(bubble.scheduled, timing->bubble_share, 1e-3) << name;
     EXPECT_NEAR(bubble.uneven, timing->bubble_share, 1e-3) << name;
     EXPECT_NEAR(bubble.replayed, timing->bubble_share, 1e-3) << name;
-    EXPECT_NE(trace_report(traces).find("with all passes alike, ratio 1.00"),
-              std::string::npos);
+    EXPECT_HAS(trace_report(traces), "with all passes alike, ratio 1.00");
   }
 }
 
@@ -229,7 +227,7 @@ TEST(Timeline, WithoutAPipelineThereIsNoBubble) {
   File f(0, "dp1", "1f1b", 1);
   f.span("step", 0, 100, {{"step", 1}});
   EXPECT_EQ(pipeline_bubble({f.parsed()})->steps, 0);
-  EXPECT_EQ(trace_report({f.parsed()}).find("schedule"), std::string::npos);
+  EXPECT_LACKS(trace_report({f.parsed()}), "schedule");
 }
 
 pb::Job small_job(const std::vector<std::string>& set) {
@@ -256,7 +254,7 @@ TEST(Plan, PrintsMeshStagesAndMemoryOrTheReason) {
         "4 microbatches of 4 x 256 tokens per step, 2 per data-parallel rank",
         "  besides: ", " to save a checkpoint, ",
         " of old state while another mesh takes over\n"})
-    EXPECT_NE(text.find(part), std::string::npos) << part << "\n" << text;
+    EXPECT_HAS(text, part);
   EXPECT_EQ(plan_text(job, {.slots = 1, .cores = 4}).status().code(),
             Code::kExhausted);
   const auto refused =
@@ -264,8 +262,7 @@ TEST(Plan, PrintsMeshStagesAndMemoryOrTheReason) {
   EXPECT_EQ(refused.status().code(), Code::kInvalidArgument);
   ASSERT_OK_AND(const auto asked,
                 plan_text(job, {.slots = 8, .cores = 4, .layout = "tp2,cp2"}));
-  EXPECT_NE(asked.find("\nmesh dp1,tp2,cp2: 4 of 8"), std::string::npos)
-      << asked;
+  EXPECT_HAS(asked, "\nmesh dp1,tp2,cp2: 4 of 8");
 }
 
 pb::JobStatus measured() {
@@ -305,16 +302,16 @@ TEST(Status, ShowsSpeedSharesSettingsAndMemory) {
         "312G FLOP/s, GEMM efficiency 78.0%, MFU 39.0%",
         "exposed comm 5.0%, bubble 12.5% (10.0% scheduled)", "100M", "105M",
         "110M", "3.0G", "25.0%"})
-    EXPECT_NE(text.find(part), std::string::npos) << part << "\n" << text;
+    EXPECT_HAS(text, part);
   std::istringstream lines(text);
   for (std::string line; std::getline(lines, line);)
     EXPECT_LE(line.size(), 80U) << line;
   pb::JobStatus bare;
-  EXPECT_EQ(status_text(bare, {}, {}).find("FLOP/s"), std::string::npos);
+  EXPECT_LACKS(status_text(bare, {}, {}), "FLOP/s");
   // Without train.peak_flops there is no MFU.
   pb::JobStatus unknown_peak = measured();
   unknown_peak.mutable_last()->clear_mfu();
-  EXPECT_EQ(status_text(unknown_peak, {}, {}).find("MFU"), std::string::npos);
+  EXPECT_LACKS(status_text(unknown_peak, {}, {}), "MFU");
 }
 
 TEST(Status, JsonHasAllOfIt) {

@@ -30,7 +30,7 @@ class ChatTemplateTest : public testing::Test {
     return made.ok() ? "" : made.status().message();
   }
   static void expect_contains(const std::string& text, const char* part) {
-    EXPECT_NE(text.find(part), std::string::npos) << text;
+    EXPECT_HAS(text, part);
   }
   TempDir dir_;
 };
@@ -113,10 +113,8 @@ TEST_F(ChatTemplateTest, AnswersOfATemplateThatRewritesEarlierOnesAreFound) {
               "<|user|>\nWhy?<|end|>\n<|assistant|>\n"
               "[<think>\n</think>\n11<|end|>\n]")
         << first;
-  EXPECT_NE(text("10", "<think>a</think>11")
-                .find("[<think>\na</think>\n11<|end|>\n]"),
-            std::string::npos)
-      << text("10", "<think>a</think>11");
+  EXPECT_HAS(text("10", "<think>a</think>11"),
+             "[<think>\na</think>\n11<|end|>\n]");
 }
 
 TEST_F(ChatTemplateTest, ATemplateOfItsOwnHasTheTokensBesideIt) {
@@ -263,8 +261,7 @@ TEST_F(ChatTemplateTest, EveryFailureIsALineAndNotTheEnd) {
     EXPECT_OK(chat);
     const Status failed = (*chat)->render(kLine, "f:1").status();
     EXPECT_EQ(failed.code(), Code::kCorrupt) << failed.message();
-    EXPECT_EQ(failed.message().find('\n'), std::string::npos)
-        << failed.message();
+    EXPECT_LACKS(failed.message(), "\n");
     EXPECT_OK((*chat)->render(R"({"messages": []})", "f:2"));
     return failed.message();
   };

@@ -228,8 +228,7 @@ TEST_F(DatasetTest, JsonWithoutTheTextIsFoundBeforeAnythingIsRead) {
     int calls = 0;
     const auto made =
         prepare(o, *posix_file_system(), [&](uint64_t, uint64_t) { ++calls; });
-    EXPECT_NE(made.status().message().find(name + what), std::string::npos)
-        << made.status().message();
+    EXPECT_SAYS(made, name + what);
     EXPECT_EQ(calls, 0);
   };
   says("a.jsonl", "{\"body\": \"a\"}\n", ":1: has no text in field");
@@ -293,8 +292,7 @@ TEST_F(DatasetTest, BadInputIsAClearErrorAndLeavesNoFolder) {
   const auto says = [&](const PrepareOptions& o, const std::string& what) {
     const auto made = prepare(o, *posix_file_system());
     ASSERT_FALSE(made.ok());
-    EXPECT_NE(made.status().message().find(what), std::string::npos)
-        << made.status().message();
+    EXPECT_SAYS(made, what);
     EXPECT_FALSE(fs::exists(dir_ / "out")) << what;
   };
   says(options(""), "in.txt: empty");
@@ -342,8 +340,7 @@ TEST_F(DatasetTest, OtherFormatsAreNamedAndNotTakenForText) {
     o.inputs = {dir_.write(name, words(10'000))};
     const auto made = prepare(o, *posix_file_system());
     ASSERT_FALSE(made.ok()) << name;
-    EXPECT_NE(made.status().message().find(format), std::string::npos)
-        << made.status().message();
+    EXPECT_SAYS(made, format);
     o.raw_bytes = true;
     o.val_fraction = 0;
     o.overwrite = true;
@@ -361,13 +358,10 @@ TEST_F(DatasetTest, ShardFilesOfAnotherSizeAreNamed) {
   };
   EXPECT_EQ(problem(), "");
   damage("train-00002.tok", [](std::string& bytes) { bytes.pop_back(); });
-  EXPECT_NE(problem().find("train-00002.tok: 15965 bytes, but the index says "
-                           "15966"),
-            std::string::npos)
-      << problem();
+  EXPECT_HAS(problem(),
+             "train-00002.tok: 15965 bytes, but the index says 15966");
   std::filesystem::remove(dir_ / "out/train-00002.tok");
-  EXPECT_NE(problem().find("train-00002.tok: No such file"), std::string::npos)
-      << problem();
+  EXPECT_HAS(problem(), "train-00002.tok: No such file");
 }
 
 TEST_F(DatasetTest, RawBytesCanBeAllowed) {
@@ -458,8 +452,7 @@ TEST_F(DatasetTest, AnIndexThatCannotBeReadIsReplaced) {
   fs::resize_file(dir_ / "out/dataset.json", kMaxIndexBytes + 1);
   const Status refused = prepare(o, *posix_file_system()).status();
   EXPECT_EQ(refused.code(), Code::kAlreadyExists);
-  EXPECT_NE(refused.message().find("67108865 bytes"), std::string::npos)
-      << refused.message();
+  EXPECT_SAYS(refused, "67108865 bytes");
   o.overwrite = true;
   make(o);
   EXPECT_EQ(open_problem(), "");
@@ -496,7 +489,7 @@ TEST_F(DatasetTest, RemainsOfAKilledPrepareAreReplaced) {
   dir_.write("out/train-00000.tok.partial", "junk");
   dir_.write("out/train-00007.tok", "junk");
   dir_.write("out/dataset.json.partial", "junk");
-  EXPECT_NE(open_problem().find("not a data set"), std::string::npos);
+  EXPECT_HAS(open_problem(), "not a data set");
   make(o);
   EXPECT_EQ(names_in(o.out_dir),
             (std::vector<std::string>{"dataset.json", "train-00000.tok",
@@ -512,7 +505,7 @@ TEST_F(DatasetTest, EveryDamageToAShardIsDetected) {
     fs::remove_all(o.out_dir);
     make(o);
     damage(shard, change);
-    EXPECT_NE(open_problem().find(what), std::string::npos) << open_problem();
+    EXPECT_HAS(open_problem(), what);
   };
   says("truncated", [](std::string& b) { b.resize(b.size() - 2); });
   says("truncated", [](std::string& b) { b.resize(b.size() - 1); });
@@ -523,7 +516,7 @@ TEST_F(DatasetTest, EveryDamageToAShardIsDetected) {
   says("version 2", [](std::string& b) { b[8] = 2; });
   says("checksum", [](std::string& b) { b[33] = 'z'; });
   fs::remove(dir_ / ("out/" + shard));
-  EXPECT_NE(open_problem().find("no such file"), std::string::npos);
+  EXPECT_HAS(open_problem(), "no such file");
 }
 
 TEST_F(DatasetTest, ATokenOutOfRangeIsCaughtOnReadAndAnyBitByVerify) {
@@ -535,9 +528,7 @@ TEST_F(DatasetTest, ATokenOutOfRangeIsCaughtOnReadAndAnyBitByVerify) {
   std::vector<int32_t> out(100);
   const Status status = d.train().read(0, out);
   EXPECT_EQ(status.code(), Code::kCorrupt);
-  EXPECT_NE(status.message().find(" at 77: the vocabulary has only 257"),
-            std::string::npos)
-      << status.message();
+  EXPECT_SAYS(status, " at 77: the vocabulary has only 257");
   EXPECT_OK(d.train().read(100, out));
   EXPECT_EQ(d.verify().code(), Code::kCorrupt);
   damage("train-00000.tok", [](std::string& b) {
@@ -555,14 +546,13 @@ TEST_F(DatasetTest, ShardsOfAnotherDataSetOrVocabularyAreRefused) {
   make(o);
   fs::copy_file(dir_ / "other/train-00000.tok", dir_ / "out/train-00000.tok",
                 fs::copy_options::overwrite_existing);
-  EXPECT_NE(open_problem().find("another data set"), std::string::npos);
+  EXPECT_HAS(open_problem(), "another data set");
   auto writer = ShardWriter::create(*posix_file_system(),
                                     dir_ / "out/train-00000.tok", "bytes", 300);
   ASSERT_TRUE(writer.ok() && writer->append(std::vector<int32_t>{299}).ok() &&
               writer->finish().ok());
-  EXPECT_NE(open_problem().find(
-                "vocabulary of 300, but that of the data set has 257"),
-            std::string::npos);
+  EXPECT_HAS(open_problem(),
+             "vocabulary of 300, but that of the data set has 257");
 }
 
 TEST_F(DatasetTest, BothTokenWidthsKeepEveryToken) {
@@ -609,8 +599,7 @@ TEST(Index, ComesBackFromJsonTheSameAndItsIdCoversTheShards) {
     const auto bad = parse_index(json, "i");
     ASSERT_FALSE(bad.ok()) << to;
     EXPECT_EQ(bad.status().code(), Code::kCorrupt);
-    EXPECT_NE(bad.status().message().find(what), std::string::npos)
-        << bad.status().message();
+    EXPECT_SAYS(bad, what);
   };
   says("\"tokens\": 7", "\"tokens\": 8", "data_id");
   says("\"tokens\": 7", "\"tokens\": -8", "i: train[1]: tokens = -8: must be");

@@ -278,9 +278,7 @@ TEST(Engine, NotFiniteStopsEveryRankWithTheStateUntouched) {
   // second step detects it, and changes nothing, which run_case() checks.
   const Outcome o = run_case(c);
   ASSERT_FALSE(o.status.ok());
-  EXPECT_NE(o.status.message().find("at step 2 the loss is "),
-            std::string::npos)
-      << o.status.message();
+  EXPECT_SAYS(o.status, "at step 2 the loss is ");
   EXPECT_EQ(o.loss.size(), 1U);
 }
 
@@ -295,7 +293,7 @@ TEST(Engine, RefusesImpossibleOptionsAndListsTheAllowedOnes) {
   };
   using Kind = geometry::ScheduleKind;
   const auto contains = [](const std::string& text, const char* part) {
-    EXPECT_NE(text.find(part), std::string::npos) << text;
+    EXPECT_HAS(text, part);
   };
   EXPECT_EQ(why({}, {}), "accepted");
   contains(why({.cp = 2}, {.max_seq = 10}), "allowed: a multiple of 4");

@@ -114,7 +114,7 @@ TEST(MappedReplica, ACopyOfAnOverwrittenStateIsDiscarded) {
   while (!t.replica.poll()) {
   }
   EXPECT_EQ(t.replica.status().code(), Code::kCorrupt);
-  EXPECT_NE(t.replica.status().message().find("rank 3"), std::string::npos);
+  EXPECT_SAYS(t.replica.status(), "rank 3");
   EXPECT_EQ(t.newest(), 1);
 }
 

@@ -208,7 +208,7 @@ TEST_F(FlightFile, FilesOfTheNewestGenerationsAreKept) {
                        "flight-g1001-rank-1.json"}));
   const Status s = write_flight(traces + "/gen-30-rank-0.json", {}, "{}", 3);
   EXPECT_EQ(s.code(), Code::kAlreadyExists);
-  EXPECT_NE(s.message().find("gen-30-rank-0.json"), std::string::npos);
+  EXPECT_SAYS(s, "gen-30-rank-0.json");
 }
 
 TEST_F(FlightFile, TheLastLinesOfBothLogs) {

@@ -1,8 +1,8 @@
-#include <gtest/gtest.h>
 
 #include "parallel/geometry/layout.h"
 #include "parallel/geometry/model_work.h"
 #include "parallel/geometry/param_table.h"
+#include "tests/testing/expect.h"
 #include "tests/testing/llama.h"
 
 namespace remesh::geometry {
@@ -24,7 +24,7 @@ TEST(Layout, ParseRefusesWithTheReason) {
                           "dp2,", "dp99999999999"}) {
     const auto r = Layout::parse(bad);
     ASSERT_FALSE(r.ok()) << bad;
-    EXPECT_NE(r.status().message().find("like dp2,pp2,tp2"), std::string::npos);
+    EXPECT_SAYS(r, "like dp2,pp2,tp2");
   }
 }
 
@@ -49,8 +49,7 @@ TEST(ParamTable, ParametersFollowEachOther) {
 
 TEST(ModelConfig, RefusesHeadsThatDoNotDivide) {
   ModelConfig c = llama(10, 1, 3, 3, 4, 5);
-  EXPECT_NE(c.validate().message().find("must divide model.dim = 10"),
-            std::string::npos);
+  EXPECT_SAYS(c.validate(), "must divide model.dim = 10");
 }
 
 // The exact mean counts the token itself, half a key more than half of the

@@ -66,8 +66,8 @@ TEST(Transfer, FusedTensorsComeInAndGoOut) {
   ASSERT_OK(
       export_model(fs, imported.path, "parts", {.shard_bytes = 200}, kSilent));
   const std::string index = get(fs, "parts/model.safetensors.index.json");
-  EXPECT_NE(index.find("qkv_proj"), std::string::npos);
-  EXPECT_EQ(index.find("k_proj.weight"), std::string::npos);
+  EXPECT_HAS(index, "qkv_proj");
+  EXPECT_LACKS(index, "k_proj.weight");
 }
 
 TEST(Transfer, ManyFilesHoldTheSameTensors) {
@@ -190,9 +190,8 @@ TEST(Transfer, AdaptersAreAddedToTheirBase) {
   Adapted m;
   const auto lost = export_model(m.fs, m.path, "hf", {}, kSilent);
   ASSERT_FALSE(lost.ok());
-  EXPECT_NE(lost.status().message().find(
-                "has adapters alone, and not the model that they belong to"),
-            std::string::npos);
+  EXPECT_SAYS(lost,
+              "has adapters alone, and not the model that they belong to");
   ASSERT_OK_AND(const auto done,
                 export_model(m.fs, m.path, "hf",
                              {.dtype = Dtype::kFp32, .base = "b"}, kSilent));
@@ -239,8 +238,7 @@ TEST(Transfer, AdaptersAreNotAddedToOtherWeights) {
                     "the model that the adapters belong to"),
         "was at " + base + " (fingerprint " + print,
         std::string("put that model back")})
-    EXPECT_NE(refused.message().find(part), std::string::npos)
-        << part << " in " << refused.message();
+    EXPECT_SAYS(refused, part);
   EXPECT_FALSE(m.fs.exists("wrong"));
 }
 
@@ -253,8 +251,7 @@ TEST(Transfer, AdaptersThatBelongToThemselvesAreRefused) {
                        manifest::encode(manifest)));
   const Status refused = WeightSource::open(m.fs, m.path).status();
   EXPECT_EQ(refused.code(), Code::kCorrupt);
-  EXPECT_NE(refused.message().find("belong to adapters"), std::string::npos)
-      << refused.to_string();
+  EXPECT_SAYS(refused, "belong to adapters");
 }
 
 // Each element of a small parameter counts, and of a large one those from its

@@ -89,9 +89,8 @@ TEST(Job, AListOfLayoutsIsReadAndChecked) {
             "job.toml:4: elastic.layouts = \"dp3\": must be a list of quoted "
             "strings");
   EXPECT_NE(problem(kLeast + key + "[3]\n"), "");
-  EXPECT_NE(problem(kLeast + key + "[\"dp3\", \"dx1\"]\n")
-                .find("layout 'dx1': unknown axis 'dx'"),
-            std::string::npos);
+  EXPECT_HAS(problem(kLeast + key + "[\"dp3\", \"dx1\"]\n"),
+             "layout 'dx1': unknown axis 'dx'");
   EXPECT_NE(problem(std::string(kLeast) + "[train]\nsteps = [\"1\"]\n"), "");
 }
 
@@ -134,10 +133,8 @@ TEST(Job, ErrorsNameLineKeyValueAndWhatIsAllowed) {
 }
 
 TEST(Job, LettersBeyondAsciiAreTextInStringsAndErrorsElsewhere) {
-  EXPECT_NE(problem("\u00e9 = 1\n").find("job.toml:1: not TOML"),
-            std::string::npos);
-  EXPECT_NE(problem("a\u00e9 = 1\n").find("job.toml:1: not TOML"),
-            std::string::npos);
+  EXPECT_HAS(problem("\u00e9 = 1\n"), "job.toml:1: not TOML");
+  EXPECT_HAS(problem("a\u00e9 = 1\n"), "job.toml:1: not TOML");
   const pb::Job job = good(
       "# \u00e9\n[data]\npath = \"\u00e9\"\n[job]\n"
       "description = \"\"\"a \\\n\u00e9\"\"\"\n");
@@ -173,7 +170,7 @@ TEST(Job, AllProblemsAreToldInTheOrderOfTheFile) {
 TEST(Job, UnknownNamesGetTheNearestOrTheOneThatOthersCallIt) {
   const auto says = [&](const std::string& toml, const std::string& what) {
     const std::string text = problem(kLeast + toml);
-    EXPECT_NE(text.find(what), std::string::npos) << toml << " -> " << text;
+    EXPECT_HAS(text, what) << toml;
   };
   says("[train]\nstesp = 1\n", "did you mean train.steps?");
   says("[trian]\nsteps = 1\n", "did you mean [train]?");
@@ -185,8 +182,7 @@ TEST(Job, UnknownNamesGetTheNearestOrTheOneThatOthersCallIt) {
        "use parallel.data_parallel_degree");
   says("[optimizer]\nwarmup_steps = 1\n", "there is schedule.warmup_steps");
   says("[model]\nhidden_size = 64\n", "use model.dim");
-  EXPECT_NE(problem("steps = 3\n").find("it is a key of [train]"),
-            std::string::npos);
+  EXPECT_HAS(problem("steps = 3\n"), "it is a key of [train]");
 }
 
 TEST(Job, EveryHintNamesKeysThatExist) {
@@ -281,8 +277,7 @@ TEST(Resolve, TheModelOfInitFromFillsInWhatIsNotGiven) {
   for (const char* part :
        {"model.dim = 64: the model of model.init_from has 96",
         "model.flavor = \"tiny\": must be \"custom\""})
-    EXPECT_NE(other.status().message().find(part), std::string::npos)
-        << other.status().message();
+    EXPECT_SAYS(other, part);
 }
 
 TEST(Resolve, AdaptersOfAllMatricesUnlessTheyAreNamed) {
@@ -297,9 +292,8 @@ TEST(Resolve, AdaptersOfAllMatricesUnlessTheyAreNamed) {
   EXPECT_EQ(model_config(some).lora.targets,
             (std::vector<std::string>{"q_proj", "o_proj"}));
   EXPECT_EQ(model_config(some).base().lora, geometry::Lora{});
-  EXPECT_NE(problem(file, {"lora.targets=['head']"})
-                .find("'head': must be one of q_proj, k_proj"),
-            std::string::npos);
+  EXPECT_HAS(problem(file, {"lora.targets=['head']"}),
+             "'head': must be one of q_proj, k_proj");
 }
 
 TEST(Resolve, FillsInWhatMinusOneStandsFor) {
@@ -320,7 +314,7 @@ TEST(Resolve, KeysThatContradictEachOtherAreRefused) {
   const auto says = [&](const std::string& toml, const std::string& what,
                         const DataInfo& data = {257}) {
     const std::string text = resolve_problem(toml, data);
-    EXPECT_NE(text.find(what), std::string::npos) << toml << " -> " << text;
+    EXPECT_HAS(text, what) << toml;
   };
   says("[train]\nglobal_batch_size = 6\n", "must divide train.global_batch");
   says("[model]\nn_heads = 3\n", "model.n_heads = 3: must divide");
@@ -438,8 +432,7 @@ TEST(Toml, RandomResolvedJobsComeBackTheSame) {
 
 TEST(Toml, ListsComeBack) {
   const pb::Job job = good(kLeast, {"elastic.layouts=[\"dp2\", \"dp1,tp2\"]"});
-  EXPECT_NE(to_toml(job).find("layouts = [\"dp2\", \"dp1,tp2\"]"),
-            std::string::npos);
+  EXPECT_HAS(to_toml(job), "layouts = [\"dp2\", \"dp1,tp2\"]");
   EXPECT_EQ(good(to_toml(job)).elastic().layouts_size(), 2);
 }
 

@@ -1,9 +1,9 @@
 #include "parallel/jobfile/lr_schedule.h"
 
-#include <gtest/gtest.h>
-
 #include <cmath>
 #include <numbers>
+
+#include "tests/testing/expect.h"
 
 namespace remesh::jobfile {
 namespace {
@@ -71,7 +71,7 @@ TEST(LrSchedule, NamesAreReadAndUnknownOnesRefused) {
   EXPECT_EQ(*parse_decay("constant"), Decay::kConstant);
   const auto bad = parse_decay("cosin");
   ASSERT_FALSE(bad.ok());
-  EXPECT_NE(bad.status().message().find("allowed: cosine"), std::string::npos);
+  EXPECT_SAYS(bad, "allowed: cosine");
 }
 
 }  // namespace

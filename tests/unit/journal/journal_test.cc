@@ -75,7 +75,7 @@ TEST_F(JournalTest, APhaseOfALaterReleaseIsNotTakenForWaiting) {
   }
   const auto j = Journal::open(*files_, path_);
   ASSERT_FALSE(j.ok());
-  EXPECT_NE(j.status().message().find("later release"), std::string::npos);
+  EXPECT_SAYS(j, "later release");
 }
 
 // Of two coordinators that both have the journal open the younger wins, and of
@@ -92,8 +92,7 @@ TEST_F(JournalTest, OfTwoWritersTheYoungerWins) {
   ASSERT_OK(younger->persist(d));
   const Status refused = older->persist(state(4));
   EXPECT_EQ(refused.code(), Code::kCancelled) << refused.to_string();
-  EXPECT_NE(refused.message().find("epoch 8"), std::string::npos)
-      << refused.message();
+  EXPECT_SAYS(refused, "epoch 8");
   d.set_generation(5);
   ASSERT_OK(younger->persist(d));
   ASSERT_OK_AND(auto next, Journal::open(*files_, path_));
@@ -183,7 +182,7 @@ TEST_F(JournalTest, OtherFilesAreRefusedWithWhatToDo) {
     const auto j = Journal::open(*files_, path_);
     ASSERT_FALSE(j.ok()) << content.size();
     EXPECT_EQ(j.status().code(), Code::kCorrupt) << j.status().message();
-    EXPECT_NE(j.status().message().find("mv " + path_), std::string::npos);
+    EXPECT_SAYS(j, "mv " + path_);
     std::ifstream in(path_, std::ios::binary);
     const std::string after((std::istreambuf_iterator<char>(in)), {});
     EXPECT_EQ(after, content) << "it must be left as it is";

@@ -1,10 +1,10 @@
 // extend() against evaluate() of the whole sequence.
 #include <fmt/format.h>
-#include <gtest/gtest.h>
 
 #include <algorithm>
 #include <random>
 
+#include "tests/testing/expect.h"
 #include "tests/testing/llama.h"
 #include "tests/testing/seed.h"
 #include "tests/unit/model/model_fixture.h"
@@ -119,8 +119,7 @@ TEST(Extend, NeedsTheWholeModel) {
   const auto shard = make_shard(m.table, {.pp = 2}, {});
   const auto made = Stage::create(shard, {.max_seq = 4, .cache = 8}, *backend);
   ASSERT_FALSE(made.ok());
-  EXPECT_NE(made.status().message().find("a cache of 8 tokens"),
-            std::string::npos);
+  EXPECT_SAYS(made, "a cache of 8 tokens");
 }
 
 }  // namespace

@@ -323,8 +323,7 @@ TEST(Parallel, RefusesSequencesThatTheRanksCannotShare) {
   const auto refused = Stage::create(shard, o, *backend);
   ASSERT_FALSE(refused.ok());
   EXPECT_EQ(refused.status().code(), Code::kInvalidArgument);
-  EXPECT_NE(refused.status().message().find("allowed: a multiple of 4"),
-            std::string::npos);
+  EXPECT_SAYS(refused, "allowed: a multiple of 4");
   o.max_seq = 12;
   EXPECT_OK(Stage::create(shard, o, *backend));
 }

@@ -394,7 +394,7 @@ TEST(Stage, RefusesWhatDoesNotFit) {
   };
   StageOptions o = whole(Dtype::kFp32);
   o.chunk = 1;
-  EXPECT_NE(refused(shard, o).find("allowed: 0 to 0"), std::string::npos);
+  EXPECT_HAS(refused(shard, o), "allowed: 0 to 0");
   o = whole(Dtype::kFp32);
   o.num_slots = 0;
   refused(shard, o);

@@ -143,8 +143,7 @@ TEST(Choose, SlowHostsGetFewerMicrobatches) {
   q.by_speed = true;
   ASSERT_OK_AND(const auto placed, place_mesh(q));
   EXPECT_EQ(placed.shares, (geometry::Shares{6, 2}));
-  EXPECT_NE(placed.reason.find("6, 2 microbatches"), std::string::npos)
-      << placed.reason;
+  EXPECT_HAS(placed.reason, "6, 2 microbatches");
   EXPECT_LT(predict_step(q, placed.layout).total_s, 0.8 * slow);
   q.workers[1].core.reset();  // nobody knows what it does
   EXPECT_TRUE(place_mesh(q)->shares.empty());
@@ -306,7 +305,7 @@ TEST(Choose, TheMeshIsTheLargestThatAnySearchFinds) {
     ASSERT_TRUE(given(q.degrees.cp, d->layout.cp));
     expect_fastest(q, d->layout);
     if (d->spares > 0) {
-      ASSERT_NE(d->reason.find("spare"), std::string::npos);
+      ASSERT_HAS(d->reason, "spare");
       ASSERT_EQ(d->reason.find("()"), std::string::npos) << d->reason;
     }
   }
@@ -404,8 +403,7 @@ TEST(Choose, TheModelIsSplitWhereMicrobatchesOrDegreesAskForIt) {
   q = four_slots();
   q.degrees = {.dp = -1, .tp = 3, .pp = 1, .cp = 1};
   EXPECT_EQ(place_mesh(q).status().code(), Code::kInvalidArgument);
-  EXPECT_NE(place_mesh(q).status().message().find("allowed: 1, 2, 4"),
-            std::string::npos);
+  EXPECT_SAYS(place_mesh(q), "allowed: 1, 2, 4");
   q.degrees = {.dp = -1, .tp = 1, .pp = 3, .cp = 1};
   EXPECT_EQ(place_mesh(q)->reason,
             "dp1,pp3: 3 of 4 slots on 2 workers, 1 spare (multiples of 3 "
@@ -425,9 +423,7 @@ TEST(Choose, AMeshThatDoesNotFitIntoMemoryIsPassedOver) {
   const auto none = place_mesh(q);
   ASSERT_FALSE(none.ok());
   EXPECT_EQ(none.status().code(), Code::kExhausted);
-  EXPECT_NE(none.status().message().find("MiB; use more slots"),
-            std::string::npos)
-      << none.status().message();
+  EXPECT_SAYS(none, "MiB; use more slots");
 }
 
 TEST(Choose, AHostWithLittleMemoryKeepsNoOtherFromItsMesh) {
@@ -485,8 +481,7 @@ TEST(Shape, WhatNoMeshCanRunIsRefusedWithTheReason) {
     const Status status = admit(s, l);
     ASSERT_FALSE(status.ok()) << what;
     EXPECT_EQ(status.code(), Code::kInvalidArgument);
-    EXPECT_NE(status.message().find(what), std::string::npos)
-        << status.message();
+    EXPECT_SAYS(status, what);
   };
   EXPECT_OK(admit(s, {.dp = 8, .pp = 4, .tp = 4, .cp = 2}));
   says({.dp = 9}, "dp must be 1 to 8");

@@ -66,9 +66,8 @@ TEST(Cluster, ErrorsNameTheValueAndWhatIsAllowed) {
   EXPECT_EQ(problem(replaced(kCluster, "peak_tflops", "peak_tflop")),
             "x.toml:5: device.peak_tflop: no such key; did you mean "
             "device.peak_tflops?");
-  EXPECT_NE(problem(replaced(kCluster, "[network]", "[net]"))
-                .find("[net]: no such section"),
-            std::string::npos);
+  EXPECT_HAS(problem(replaced(kCluster, "[network]", "[net]")),
+             "[net]: no such section");
 }
 
 TEST(Cluster, ARateThatMayBeLeftOutIsZeroOrNotTiny) {

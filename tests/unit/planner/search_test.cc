@@ -1,12 +1,11 @@
 // The search, compared with one that simulates every plan.
 #include "parallel/planner/search.h"
 
-#include <gtest/gtest.h>
-
 #include <algorithm>
 #include <map>
 
 #include "parallel/geometry/mesh_check.h"
+#include "tests/testing/expect.h"
 #include "tests/unit/planner/round_machine.h"
 
 namespace remesh::planner {
@@ -182,21 +181,13 @@ TEST(Search, ErrorsNameTheValueAndWhatIsAllowed) {
             "degrees is that number");
   q = request(7, 3);
   q.model.n_layers = 6;
-  EXPECT_NE(problem(q).message().find("a step has 3; dp must be 1 to 3"),
-            std::string::npos)
-      << problem(q).message();
+  EXPECT_SAYS(problem(q), "a step has 3; dp must be 1 to 3");
   q = request(8, 8);
   q.machine.memory_bytes = 8e9;
   EXPECT_EQ(problem(q).code(), Code::kExhausted);
-  EXPECT_NE(problem(q).message().find(
-                "and may use 7.2 of its 8.0 GB; use more devices"),
-            std::string::npos)
-      << problem(q).message();
+  EXPECT_SAYS(problem(q), "and may use 7.2 of its 8.0 GB; use more devices");
   q.limits.B = 1;
-  EXPECT_NE(problem(q).message().find("no mesh of 8 devices with the given "
-                                      "options: "),
-            std::string::npos)
-      << problem(q).message();
+  EXPECT_SAYS(problem(q), "no mesh of 8 devices with the given options: ");
   EXPECT_TRUE(problem(q).message().ends_with("of its 8.0 GB"));
   q = request(48, 48);
   q.limits.degrees.tp = 48;
@@ -231,8 +222,7 @@ TEST(Search, APlanThatCannotRunIsAnError) {
   };
   EXPECT_EQ(problem(16, {.tp = 16}), "");
   EXPECT_EQ(problem(8, {.dp = 16}), "dp16: has 16 devices instead of 8");
-  EXPECT_NE(problem(3, {.tp = 3}).find("must divide the 8 devices of a node"),
-            std::string::npos);
+  EXPECT_HAS(problem(3, {.tp = 3}), "must divide the 8 devices of a node");
 }
 
 }  // namespace

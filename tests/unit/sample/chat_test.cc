@@ -1,7 +1,6 @@
 #include "worker/sample/chat.h"
 
-#include <gtest/gtest.h>
-
+#include "tests/testing/expect.h"
 #include "tests/unit/huggingface/small_folder.h"
 #include "tests/unit/tokenizer/small_models.h"
 
@@ -63,14 +62,12 @@ TEST(Chat, ATemplateFromElsewhereHasTheModelsTokens) {
 TEST(Chat, NeedsATemplate) {
   const ChatModel m;
   ModelFiles files = m.files();
-  EXPECT_NE(
-      Chat::open(files, "", "").status().message().find("has no chat template"),
-      std::string::npos);
+  EXPECT_SAYS(Chat::open(files, "", ""), "has no chat template");
   m.folder.put("own.jinja", "{{ raise_exception('not a word') }}");
   Chat chat = Chat::open(files, m.folder.path() + "/own.jinja", "").value();
   const Status refused = chat.ask("Hello").status();
   EXPECT_EQ(refused.code(), Code::kCorrupt);
-  EXPECT_NE(refused.message().find("not a word"), std::string::npos);
+  EXPECT_SAYS(refused, "not a word");
   m.folder.put("none.jinja", "{% for m in messages %}{% endfor %}");
   Chat none = Chat::open(files, m.folder.path() + "/none.jinja", "").value();
   EXPECT_EQ(none.ask("").status().code(), Code::kInvalidArgument);

@@ -47,8 +47,7 @@ TEST_F(ModelFilesTest, FindsAHuggingFaceFolder) {
                                        .bos_token_id = "3",
                                        .eos_token_id = "[4, 5]"},
                                       huggingface::Dtype::kFp32));
-  EXPECT_NE(problem({.path = folder.path()}).find("no tokenizer is beside it"),
-            std::string::npos);
+  EXPECT_HAS(problem({.path = folder.path()}), "no tokenizer is beside it");
   folder.put("tokenizer.json", tokenizer::byte_level().dump());
   ASSERT_OK_AND(const auto found, find({.path = folder.path()}));
   EXPECT_EQ(found.weights, folder.path());
@@ -74,8 +73,7 @@ TEST_F(ModelFilesTest, FindsAHuggingFaceFolder) {
   EXPECT_EQ(more->end, (std::set<int32_t>{4, 5, 7, 258}));
   folder.put("tokenizer_config.json", R"({"add_bos_token": false})");
   EXPECT_EQ(find({.path = folder.path()})->text_begin, std::vector<int32_t>{});
-  EXPECT_NE(problem({.path = folder.path(), .step = 3}).find("is no run"),
-            std::string::npos);
+  EXPECT_HAS(problem({.path = folder.path(), .step = 3}), "is no run");
 }
 
 // params.json names no tokens; the tokenizer has them.
@@ -159,9 +157,8 @@ TEST_F(ModelFilesTest, FindsTheModelOfARun) {
                 find({.path = step.weights, .tokenizer = "bytes"}));
   EXPECT_EQ(checkpoint.weights, step.weights);
   EXPECT_EQ(checkpoint.begin, found.begin);
-  EXPECT_NE(problem({.path = run_.path(), .step = 8, .tokenizer = "bytes"})
-                .find("there is no checkpoint yet"),
-            std::string::npos);
+  EXPECT_HAS(problem({.path = run_.path(), .step = 8, .tokenizer = "bytes"}),
+             "there is no checkpoint yet");
 }
 
 // A job file in a folder above does not make it part of a run.
@@ -204,7 +201,7 @@ TEST_F(ModelFilesTest, AFolderWithoutAModelIsNamedAtOnce) {
   EXPECT_EQ(problem({.path = text}), text + ": has no model" + allowed);
   // A folder of checkpoints of which none is valid.
   std::filesystem::create_directories(path + "/step-00000007");
-  EXPECT_NE(problem({.path = path}).find(allowed), std::string::npos);
+  EXPECT_HAS(problem({.path = path}), allowed);
 }
 
 }  // namespace

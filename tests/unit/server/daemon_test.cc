@@ -198,7 +198,7 @@ TEST_F(DaemonTest, MessagesOfAnotherJobAreRefused) {
   const auto reply = ask(pb::Command::STOP, "other");
   ASSERT_TRUE(reply.has_value());
   EXPECT_FALSE(reply->ok());
-  EXPECT_NE(reply->error().find("\"t\""), std::string::npos) << reply->error();
+  EXPECT_HAS(reply->error(), "\"t\"");
   pb::Envelope report;
   report.set_job("other");
   report.mutable_report()->set_worker("w");
@@ -267,7 +267,7 @@ TEST_F(DaemonTest, WaitsForAFullDisk) {
     if (const auto reply = ask(pb::Command::STATUS)) status = reply->status();
   }
   ASSERT_EQ(status.problems_size(), 1);
-  EXPECT_NE(status.problems(0).text().find(run_ + "/"), std::string::npos);
+  EXPECT_HAS(status.problems(0).text(), run_ + "/");
   EXPECT_GE(status.problems(0).seconds(), 1);
   EXPECT_GT(status.workers_size(), 1) << "they are heard";
   // One that is started meanwhile listens at the same address.
@@ -321,9 +321,7 @@ TEST(ListenTest, AdvertisedAddresses) {
   // that makes sense.
   for (const char* bad : {"fd00::1:5710", "fd00:0:0:0:0:0:0:1:5710",
                           "head:", "head:99999", "a:b:c", "[fd00::1"})
-    EXPECT_NE(a("tcp://[::]:99", bad, "me").find("in brackets: [fd00::1]"),
-              std::string::npos)
-        << bad;
+    EXPECT_HAS(a("tcp://[::]:99", bad, "me"), "in brackets: [fd00::1]") << bad;
   EXPECT_OK(check_addresses("tcp://[::]:0", "fd00::1"));
   EXPECT_FALSE(check_addresses("tcp://[::]:0", "fd00::1:5710").ok());
   EXPECT_FALSE(check_addresses("tcp://fd00::1:5710", "").ok());
@@ -344,8 +342,7 @@ TEST(ListenTest, BadAddressesNameWhatIsAllowed) {
                           "tcp://h:x", "tcp://h:65536", "udp://h:1"}) {
     const auto parsed = wire::parse_address(bad);
     ASSERT_FALSE(parsed.ok()) << bad;
-    EXPECT_NE(parsed.status().message().find("tcp://HOST:PORT"),
-              std::string::npos);
+    EXPECT_SAYS(parsed, "tcp://HOST:PORT");
   }
 }
 
@@ -408,7 +405,7 @@ TEST(ScannerTest, AFolderThatCannotBeListedGivesNoAnswer) {
   const auto note = scanner.take_error();
   ASSERT_TRUE(note.has_value());
   EXPECT_EQ(note->event(), "scan_failed");
-  EXPECT_NE(note->cause().find(folder), std::string::npos) << note->cause();
+  EXPECT_HAS(note->cause(), folder);
   // Once it can be, there is one.
   fs::remove(folder);
   std::optional<core::CheckpointsScanned> scan;

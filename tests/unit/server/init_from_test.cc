@@ -79,8 +79,7 @@ TEST_F(InitFromTest, TheCheckpointToStartFromIsChosenOnce) {
   EXPECT_EQ(start({given.file, {set + first}}), first);
   const std::string other =
       start({given.file, {set + dir_ + "/step-00000010"}});
-  EXPECT_NE(other.find("step-00000010: is not in " + folder), std::string::npos)
-      << other;
+  EXPECT_HAS(other, "step-00000010: is not in " + folder);
   fs::remove_all(folder);
   EXPECT_EQ(start(given, run_), first) << "that is what the run started from";
 }
@@ -126,10 +125,7 @@ TEST_F(InitFromTest, AdaptersContinueOnTheWeightsThatTheyWereTrainedWith) {
   base.put_weights();
   const Status other = check(given);
   EXPECT_EQ(other.code(), Code::kCorrupt);
-  EXPECT_NE(
-      other.message().find("was at " + base.path() + " (fingerprint " + print),
-      std::string::npos)
-      << other.message();
+  EXPECT_SAYS(other, "was at " + base.path() + " (fingerprint " + print);
   EXPECT_EQ(load_resolved({given.file, {"lora.base_fingerprint=" + print}})
                 .status()
                 .code(),

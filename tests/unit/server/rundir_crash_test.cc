@@ -123,9 +123,7 @@ TEST(RunDirCrash, AnotherTrainingIsRefused) {
   other.mutable_train()->set_seed(9);
   const Status refused = check_job(fs, {other}, kRun, nullptr).status();
   EXPECT_EQ(refused.code(), Code::kInvalidArgument);
-  EXPECT_NE(refused.message().find("train.seed: the run has 1"),
-            std::string::npos)
-      << refused.message();
+  EXPECT_SAYS(refused, "train.seed: the run has 1");
 }
 
 }  // namespace

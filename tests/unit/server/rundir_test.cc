@@ -92,17 +92,16 @@ TEST_F(RunDirTest, MetricsKeepEveryBitOfADouble) {
 
 TEST_F(RunDirTest, OnlyMeasuredFieldsOfAStepAreWritten) {
   pb::StepMetrics m = metrics(7);
-  EXPECT_EQ(metrics_line(m).find("gemm_efficiency"), std::string::npos);
-  EXPECT_EQ(metrics_line(m).find("bubble"), std::string::npos);
+  EXPECT_LACKS(metrics_line(m), "gemm_efficiency");
+  EXPECT_LACKS(metrics_line(m), "bubble");
   m.set_flops_per_s(3e11);
   m.set_gemm_flops_per_s(4e11);
   m.set_exposed_comm(0.125);
   m.set_bubble(0);
-  EXPECT_NE(metrics_line(m).find(R"("gemm_efficiency":0.75)"),
-            std::string::npos);
-  EXPECT_EQ(metrics_line(m).find("mfu"), std::string::npos);
+  EXPECT_HAS(metrics_line(m), R"("gemm_efficiency":0.75)");
+  EXPECT_LACKS(metrics_line(m), "mfu");
   m.set_mfu(0.375);
-  EXPECT_NE(metrics_line(m).find(R"("mfu":0.375,)"), std::string::npos);
+  EXPECT_HAS(metrics_line(m), R"("mfu":0.375,)");
   ASSERT_OK_AND(const auto back, parse_metrics_line(metrics_line(m)));
   EXPECT_EQ(metrics_line(back), metrics_line(m));
 }
@@ -196,7 +195,7 @@ TEST_F(RunDirTest, AFailureKeepsItsDetails) {
 TEST_F(RunDirTest, NonFiniteNumbersBecomeNull) {
   pb::StepMetrics m = metrics(1);
   m.set_loss(std::numeric_limits<double>::infinity());
-  EXPECT_NE(metrics_line(m).find(R"("loss":null)"), std::string::npos);
+  EXPECT_HAS(metrics_line(m), R"("loss":null)");
   EXPECT_TRUE(std::isnan(parse_metrics_line(metrics_line(m)).value().loss()));
 }
 
@@ -323,12 +322,8 @@ TEST_F(RunDirTest, TheLockNamesItsHolderAndDiesWithIt) {
     const auto second = RunLock::acquire(dir_);
     ASSERT_FALSE(second.ok());
     EXPECT_EQ(second.status().code(), Code::kAlreadyExists);
-    EXPECT_NE(second.status().message().find(std::to_string(getpid())),
-              std::string::npos)
-        << second.status().message();
-    EXPECT_NE(second.status().message().find(" on " + host_name()),
-              std::string::npos)
-        << second.status().message();
+    EXPECT_SAYS(second, std::to_string(getpid()));
+    EXPECT_SAYS(second, " on " + host_name());
   }
   EXPECT_EQ(RunLock::holder(dir_), 0);
   EXPECT_OK(RunLock::acquire(dir_));
@@ -343,13 +338,10 @@ TEST_F(RunDirTest, ALostLockIsDetected) {
   EXPECT_OK(second->check());
   const Status lost = first->check();
   EXPECT_EQ(lost.code(), Code::kCancelled);
-  EXPECT_NE(lost.message().find("on " + host_name() + ") has taken over"),
-            std::string::npos)
-      << lost.message();
+  EXPECT_SAYS(lost, "on " + host_name() + ") has taken over");
   // As where locks do not exclude: the name in the file tells.
   put(lock_path(dir_), "42 elsewhere 1.0\n");
-  EXPECT_NE(second->check().message().find("pid 42 on elsewhere"),
-            std::string::npos);
+  EXPECT_SAYS(second->check(), "pid 42 on elsewhere");
 }
 
 TEST_F(RunDirTest, NeitherOfTwoWritersCutsTheOthersLines) {
@@ -677,8 +669,7 @@ TEST_F(RunDirTest, AFolderOfCheckpointsBelongsToOneRun) {
   ASSERT_OK(write_job(*fs, job(), b, 2));
   const Status taken = claim_folder(a, folder, 1);
   EXPECT_EQ(taken.code(), Code::kInvalidArgument);
-  EXPECT_NE(taken.message().find("of another run, " + b), std::string::npos)
-      << taken.message();
+  EXPECT_SAYS(taken, "of another run, " + b);
   std::filesystem::remove_all(b);
   std::filesystem::create_directory(folder + "/step-00000100");
   EXPECT_FALSE(claim_folder(a, folder, 1).ok()) << "it has checkpoints";
@@ -722,7 +713,7 @@ TEST_F(RunDirTest, HyperparametersMayChangeOnlyOnRequest) {
         "train.digest=true"}) {
     const auto refused = forbidden_differences(job(), job({set}));
     ASSERT_EQ(refused.size(), 1U) << set;
-    EXPECT_NE(refused[0].find("--set "), std::string::npos) << refused[0];
+    EXPECT_HAS(refused[0], "--set ");
     EXPECT_TRUE(forbidden_differences(job(), job({set}), {set}).empty()) << set;
   }
   for (const char* set :
@@ -763,9 +754,7 @@ TEST_F(RunDirTest, FewerStepsThanFinishedAreRefusedAndARateJumpIsReported) {
   };
   const auto fewer = check({"train.steps=99"});
   EXPECT_EQ(fewer.status().code(), Code::kInvalidArgument);
-  EXPECT_NE(fewer.status().message().find("has finished step 100"),
-            std::string::npos)
-      << fewer.status().message();
+  EXPECT_SAYS(fewer, "has finished step 100");
   EXPECT_EQ(check({"train.steps=200"})->keys, "");
   ASSERT_OK_AND(const auto bent, check({"train.steps=100"}));
   EXPECT_EQ(bent.keys,
@@ -816,8 +805,7 @@ TEST_F(RunDirTest, EditsOfTheJobFileInARunAreTakenOnlyOnRequest) {
   EXPECT_EQ(check_unedited(*fs, dir_, journal).code(), Code::kInvalidArgument);
   EXPECT_EQ(check(true)->keys, "train.log_every 1 -> 7");
   edit("\nseed = 1\n", "\nseed = 2\n");
-  EXPECT_NE(check(true).status().message().find("train.seed: the run has 1"),
-            std::string::npos)
+  EXPECT_SAYS(check(true), "train.seed: the run has 1")
       << "that is another training";
   put(job_path(dir_), whole + "\n# a comment of a user\n");
   EXPECT_TRUE(check(false).ok());
@@ -826,10 +814,8 @@ TEST_F(RunDirTest, EditsOfTheJobFileInARunAreTakenOnlyOnRequest) {
   journal.set_run_id(5);
   const Status mixed = check(true).status();
   EXPECT_EQ(mixed.code(), Code::kCorrupt);
-  EXPECT_NE(mixed.message().find("to run 0000000000000005, but " +
-                                 job_path(dir_) + " to run abcdef0123456789"),
-            std::string::npos)
-      << mixed.message();
+  EXPECT_SAYS(mixed, "to run 0000000000000005, but " + job_path(dir_) +
+                         " to run abcdef0123456789");
   // The journal alone knows the job.
   journal.set_run_id(id);
   fs->remove(job_path(dir_)).ok();
@@ -937,10 +923,9 @@ TEST_F(RunDirTest, TheNewestStepMayBeInMemoryOrInACheckpoint) {
   const Status refused =
       check_job(*fs, {job(shorter), {}}, dir_, &journal).status();
   EXPECT_EQ(refused.code(), Code::kInvalidArgument);
-  EXPECT_NE(refused.message().find("has finished step 180 (step 180 is in the "
-                                   "memory of this host until "),
-            std::string::npos)
-      << refused.message();
+  EXPECT_SAYS(
+      refused,
+      "has finished step 180 (step 180 is in the memory of this host until ");
   fs::remove_all(fs::path(folder).parent_path());
 }
 
@@ -951,12 +936,10 @@ TEST_F(RunDirTest, AFolderWithOtherFilesIsRefused) {
   EXPECT_OK(check_unused(*fs, dir_));
   put(job_path(dir_), "[data]\npath = \"/d\"\n");
   EXPECT_FALSE(is_run(dir_)) << "it is the user's";
-  EXPECT_NE(check_unused(*fs, dir_).message().find("no run has written"),
-            std::string::npos);
+  EXPECT_SAYS(check_unused(*fs, dir_), "no run has written");
   fs->remove(job_path(dir_)).ok();
   put(dir_ + "/thesis.tex", "x");
-  EXPECT_NE(check_unused(*fs, dir_).message().find("thesis.tex"),
-            std::string::npos);
+  EXPECT_SAYS(check_unused(*fs, dir_), "thesis.tex");
 }
 
 TEST_F(RunDirTest, AnotherDataSetThanWasTrainedOnIsRefused) {
@@ -1005,8 +988,7 @@ TEST_F(RunDirTest, AnotherDataSetThanWasTrainedOnIsRefused) {
   const Status refused = check("second");
   EXPECT_EQ(refused.code(), Code::kInvalidArgument);
   for (const std::string& part : {first, second, dir_ + "/second"})
-    EXPECT_NE(refused.message().find(part), std::string::npos)
-        << refused.message();
+    EXPECT_SAYS(refused, part);
 }
 
 TEST_F(RunDirTest, DataInfoComesFromTheIndex) {
@@ -1018,19 +1000,16 @@ TEST_F(RunDirTest, DataInfoComesFromTheIndex) {
   index.data_id = data_id_of(index);
   put(dir_ + "/dataset.json", index_to_json(index));
   put(dir_ + "/a", std::string(128 + 2 * 5, 'x'));
-  EXPECT_NE(read_data_info(dir_).status().message().find("/b: No such file"),
-            std::string::npos);
+  EXPECT_SAYS(read_data_info(dir_), "/b: No such file");
   put(dir_ + "/b", std::string(128 + 2 * 6, 'x'));
   ASSERT_OK_AND(const auto info, read_data_info(dir_));
   EXPECT_EQ(info.vocab_size, 257);
   EXPECT_EQ(info.train_tokens, 11);
   EXPECT_EQ(info.val_tokens, 0);
   put(dir_ + "/b", std::string(128 + 2 * 6, 'y'));
-  EXPECT_NE(read_data_info(dir_).status().message().find("/b: the tokens"),
-            std::string::npos);
+  EXPECT_SAYS(read_data_info(dir_), "/b: the tokens");
   const auto none = read_data_info(dir_ + "/none");
-  EXPECT_NE(none.status().message().find("remesh data prepare"),
-            std::string::npos);
+  EXPECT_SAYS(none, "remesh data prepare");
 }
 
 }  // namespace

@@ -52,8 +52,7 @@ TEST_F(SyncerTest, AStepIsDurableOnceItsSyncHasSucceeded) {
   ASSERT_EQ(write(fd_, "one\n", 4), 4);
   syncer.wrote(1, 4);
   ASSERT_TRUE(soon([&] { return syncer.problem().has_value(); }));
-  EXPECT_NE(syncer.problem()->find("metrics.jsonl: sync"), std::string::npos)
-      << *syncer.problem();
+  EXPECT_HAS(*syncer.problem(), "metrics.jsonl: sync");
   EXPECT_EQ(syncer.synced_step(), 0);
   EXPECT_FALSE(syncer.sync_metrics().ok());
   // What failed once is written again, because the kernel may have dropped it.

@@ -98,15 +98,11 @@ TEST(Regex, FindsAllMatches) {
 
 TEST(Regex, WrongAndForeignPatternsAreRefused) {
   for (const char* pattern : {"(", "[a", "a{2,1}", "\\p{Nope}"})
-    EXPECT_NE(Regex::compile(pattern).status().message().find("at offset"),
-              std::string::npos)
-        << pattern;
+    EXPECT_SAYS(Regex::compile(pattern), "at offset") << pattern;
   for (const char* pattern :
        {R"([\w&&[^a]])", R"(\h)", R"(a\Kb)", "[a[b]]", R"(\p{N}{1,3}+)",
         "a{,2}", "(?m:.)", "(?is)x", R"(\w+)", R"(\bx)", R"(\Qa)"})
-    EXPECT_NE(Regex::compile(pattern).status().message().find("not supported"),
-              std::string::npos)
-        << pattern;
+    EXPECT_SAYS(Regex::compile(pattern), "not supported") << pattern;
   for (const char* pattern :
        {R"([\[\]&]&&\\h)", "[]a]", "[^]]", "a{2,}b{3}", "(?i:'s|'m)",
         "(?!m)(?:s)", "[{,2}+]", R"(\{,2})"})

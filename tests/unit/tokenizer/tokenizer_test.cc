@@ -119,7 +119,7 @@ TEST(Tiktoken, LaterVocabulariesHaveGapsBeforeTheirSpecialTokens) {
 TEST(Tiktoken, InvalidFilesAreRefused) {
   const auto says = [](const std::string& text, const std::string& expected) {
     const Status s = parse_tiktoken(text, "t").status();
-    EXPECT_NE(s.message().find(expected), std::string::npos) << s.message();
+    EXPECT_SAYS(s, expected);
   };
   says("YQ== 0\nYg==\n", "t: line 2: expected a token");
   for (const char* text : {"YQ= 0", "Y*== 0", "YR== 0", "YQ== 1", "YQ== 0x",
@@ -144,8 +144,7 @@ TEST(OpenTokenizer, TellsFormatsByTheirContents) {
             Code::kInvalidArgument);
   const Status missing = open_tokenizer("byte").status();
   EXPECT_EQ(missing.code(), Code::kNotFound);
-  EXPECT_NE(missing.message().find("expected bytes"), std::string::npos)
-      << missing.message();
+  EXPECT_SAYS(missing, "expected bytes");
 }
 
 }  // namespace

@@ -166,7 +166,7 @@ TEST(Tracer, WritesAFileAtOnceAndSaysWhereItCannot) {
   std::ofstream(dir / "file") << "x";
   const Status s = tracer.write((dir / "file").string());
   EXPECT_EQ(s.code(), Code::kAlreadyExists);
-  EXPECT_NE(s.message().find("file"), std::string::npos);
+  EXPECT_SAYS(s, "file");
   fs::remove_all(dir);
 }
 

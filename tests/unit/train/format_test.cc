@@ -182,9 +182,7 @@ TEST(Format, TheExampleOfTheOrderOfElementsIsTrue) {
                         table[p.param].name, p.rect.row,
                         p.rect.row + p.rect.rows - 1, p.rect.col,
                         p.rect.col + p.rect.cols - 1);
-  EXPECT_NE(testing::read_whole("checkpoint/FORMAT.md").find(rows),
-            std::string::npos)
-      << rows;
+  EXPECT_HAS(testing::read_whole("checkpoint/FORMAT.md"), rows);
 }
 
 // Saved by the build that preceded this test; its digest is that of the step in

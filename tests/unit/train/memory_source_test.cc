@@ -315,10 +315,7 @@ TEST_F(MemoryTest, AnyMeshResumesTheStateOfAnother) {
     for (const auto& [step, loss] : recent_losses(checkpoint(from + 2)))
       EXPECT_NEAR(loss / want.at(step), 1, 1e-5) << step;
     if (from > 0) {
-      EXPECT_NE(
-          output().find(fmt::format("digest={:016x}", saved_digest(from))),
-          std::string::npos)
-          << output();
+      EXPECT_HAS(output(), fmt::format("digest={:016x}", saved_digest(from)));
     }
     for (const auto& [worker, n] : leg.segments)
       EXPECT_EQ(segments(worker), n) << worker;
@@ -434,9 +431,7 @@ TEST_F(MemoryTest, OnTheSameMeshLossesAreBitIdentical) {
     from_memory(next, {"a", "b"});
     s = next;
     ASSERT_EQ(run_mpi(on_workers(next, {"a", "b"})), 0) << output();
-    EXPECT_NE(output().find("kept_here=1 copied_on_this_host=0"),
-              std::string::npos)
-        << output();
+    EXPECT_HAS(output(), "kept_here=1 copied_on_this_host=0");
     for (const auto& [step, loss] : recent_losses(checkpoint(steps)))
       EXPECT_EQ(loss, want.at(step)) << step;
   }

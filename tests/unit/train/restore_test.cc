@@ -261,11 +261,10 @@ TEST(Restore, WeightsOfAnotherModelAreAPermanentError) {
   EXPECT_EQ(other.code(), Code::kInvalidArgument);
   for (const char* part : {"model.init_from: ", "model.hidden_dim: ",
                            "checkpoint 12, job 16", "model.rope_theta: "})
-    EXPECT_NE(other.message().find(part), std::string::npos) << other.message();
+    EXPECT_SAYS(other, part);
   const Status none = load(f.path() + "/nothing");
   EXPECT_EQ(none.code(), Code::kInvalidArgument);
-  EXPECT_NE(none.message().find("has no model"), std::string::npos)
-      << none.message();
+  EXPECT_SAYS(none, "has no model");
 }
 
 TEST(Restore, OtherWeightsThanTheFrozenOnesAreAPermanentError) {
@@ -285,10 +284,8 @@ TEST(Restore, OtherWeightsThanTheFrozenOnesAreAPermanentError) {
   f.put_weights();
   const Status other = load();
   EXPECT_EQ(other.code(), Code::kInvalidArgument);
-  EXPECT_NE(other.message().find("model.init_from: " + f.path() +
-                                 ": its weights are not those"),
-            std::string::npos)
-      << other.message();
+  EXPECT_SAYS(other,
+              "model.init_from: " + f.path() + ": its weights are not those");
 }
 
 TEST(Restore, PackedPiecesAreDense) {

@@ -192,10 +192,10 @@ TEST_F(TrainerTest, OnlyARankThatCannotLoadSaysSo) {
   pb::RankSpec other = s;
   other.mutable_assignment()->mutable_job()->mutable_train()->set_seed(9);
   EXPECT_EQ(run_mpi({s, other}), kExitFailed) << output();
-  EXPECT_EQ(output().find("another rank"), std::string::npos) << output();
+  EXPECT_LACKS(output(), "another rank");
   std::ifstream log(dir_ + "/rank-1.log");
   const std::string text((std::istreambuf_iterator<char>(log)), {});
-  EXPECT_NE(text.find("train.seed"), std::string::npos) << text;
+  EXPECT_HAS(text, "train.seed");
 }
 
 TEST_F(TrainerTest, RefusesAWorldThatIsNotItsMesh) {
@@ -241,8 +241,7 @@ TEST_F(TrainerTest, RanksWithDifferentFrozenModelsDoNotTrain) {
   EXPECT_NE(run_mpi(ranks), 0) << output();
   std::ifstream log(dir_ + "/rank-1.log");
   const std::string text{std::istreambuf_iterator<char>(log), {}};
-  EXPECT_NE(text.find("on this host has the weights"), std::string::npos)
-      << text;
+  EXPECT_HAS(text, "on this host has the weights");
 }
 
 TEST_F(TrainerTest, ManyRanksTrainAsOneDoes) {

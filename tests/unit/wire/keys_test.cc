@@ -456,7 +456,7 @@ TEST_F(KeysTest, ReplayedBytesAreRejected) {
   }
   drain();
   ASSERT_GT(bytes.size(), 500u);
-  EXPECT_EQ(bytes.find("RMSH"), std::string::npos);  // it is encrypted
+  EXPECT_LACKS(bytes, "RMSH");  // it is encrypted
   for (const size_t size : {bytes.size(), bytes.size() / 2, size_t{64}}) {
     const int fd = tcp_to(bound_->address());
     (void)!write(fd, bytes.data(), size);
@@ -524,14 +524,13 @@ TEST_F(KeyFileTest, AFileThatOthersMayReadIsRefused) {
     chmod(path().c_str(), mode);
     const auto read = read_key_file(path());
     ASSERT_FALSE(read.ok()) << mode;
-    EXPECT_NE(read.status().message().find("chmod 600"), std::string::npos);
+    EXPECT_SAYS(read, "chmod 600");
   }
   chmod(path().c_str(), 0600);
   EXPECT_OK(read_key_file(path()));
   if (geteuid() != 0) return;
   ASSERT_EQ(chown(path().c_str(), 12345, 0), 0);
-  EXPECT_NE(read_key_file(path()).status().message().find("uid 12345"),
-            std::string::npos);
+  EXPECT_SAYS(read_key_file(path()), "uid 12345");
 }
 
 TEST_F(KeyFileTest, AnInvalidKeyIsNamed) {
@@ -541,7 +540,7 @@ TEST_F(KeyFileTest, AnInvalidKeyIsNamed) {
     chmod(path().c_str(), 0600);
     const auto read = read_key_file(path());
     ASSERT_FALSE(read.ok()) << text;
-    EXPECT_NE(read.status().message().find(path()), std::string::npos);
+    EXPECT_SAYS(read, path());
   }
 }
 
