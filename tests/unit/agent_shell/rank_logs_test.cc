@@ -60,8 +60,7 @@ TEST(RankLogs, OutputsOpenWithTheirFolder) {
   EXPECT_FALSE(RankOutputs().open(link, {0}).ok());
   EXPECT_EQ(num_entries(dir / "other"), 0);
   std::ofstream(dir / "file") << "";
-  const Status bad = RankOutputs().open(dir / "file/logs", {0});
-  EXPECT_SAYS(bad, "file/logs");
+  EXPECT_SAYS(RankOutputs().open(dir / "file/logs", {0}), "file/logs");
 }
 
 TEST(RankLogs, OldGenerationsArePruned) {

@@ -145,9 +145,7 @@ TEST(Process, ProgramThatCannotRunIsNamed) {
   TempDir dir;
   ChildOptions c = shell(dir, "");
   c.argv = {"/no/such/program"};
-  auto child = start_child(c);
-  ASSERT_FALSE(child.ok());
-  EXPECT_SAYS(child, "/no/such/program");
+  EXPECT_SAYS(start_child(c), "/no/such/program");
   c = shell(dir, "");
   c.output = "/no/such/folder/out";
   EXPECT_FALSE(start_child(c).ok());
@@ -360,7 +358,6 @@ TEST(Scratch, SecondHolderOfANameIsRefusedAndTheFolderGoesAtTheEnd) {
     ASSERT_OK_AND(auto first, Scratch::open(dir / "s", "a"));
     EXPECT_EQ(first->cleaned(), "");
     auto second = Scratch::open(dir / "s", "a");
-    ASSERT_FALSE(second.ok());
     EXPECT_EQ(second.status().code(), Code::kAlreadyExists);
     EXPECT_SAYS(second, std::to_string(getpid()));
     EXPECT_OK(Scratch::open(dir / "s", "b"));
@@ -484,17 +481,14 @@ TEST(Scratch, RanksOfAKilledPredecessorDie) {
 TEST(Scratch, ARootOfAnotherUserIsRefused) {
   TempDir dir;
   std::ofstream(dir / "file") << "x";
-  auto s = Scratch::open(dir / "file", "a");
-  ASSERT_FALSE(s.ok());
-  EXPECT_SAYS(s, "--scratch");
+  EXPECT_SAYS(Scratch::open(dir / "file", "a"), "--scratch");
   std::filesystem::create_symlink(dir.path(), dir / "link");
   EXPECT_FALSE(Scratch::open(dir / "link", "a").ok());
   for (const char* shared : {"root", "root/a"}) {
     std::filesystem::create_directories(dir / "root/a");
     ASSERT_EQ(chmod((dir / shared).c_str(), 0770), 0);
-    s = Scratch::open(dir / "root", "a");
-    ASSERT_FALSE(s.ok());
-    EXPECT_SAYS(s, dir / shared + ": others may write");
+    EXPECT_SAYS(Scratch::open(dir / "root", "a"),
+                dir / shared + ": others may write");
     ASSERT_EQ(chmod((dir / shared).c_str(), 0755), 0);
   }
   EXPECT_OK(Scratch::open(dir / "root", "a"));

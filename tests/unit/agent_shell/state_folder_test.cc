@@ -282,8 +282,7 @@ TEST_F(StatesTest, StatesMayBeInAnotherFolder) {
     EXPECT_FALSE(fs::exists(states_of("a")));
   }
   EXPECT_EQ(num_entries(dir_ / "shm"), 0);
-  const auto none = Scratch::open(root(), "a", 0, dir_ / "none");
-  EXPECT_SAYS(none, "--state-folder");
+  EXPECT_SAYS(Scratch::open(root(), "a", 0, dir_ / "none"), "--state-folder");
 }
 
 TEST_F(StatesTest, ATmpfsWithoutALimitHasRoomForMpi) {

@@ -263,9 +263,7 @@ TEST(MeshPolicy, CordonedHostsGetNoRanks) {
   EXPECT_FALSE(f.policy.wanted_change(f.view(1000), 0));
   cordon({.host = "host-a"}, {.what = "too"}, 0,
          f.durable.mutable_host_faults());
-  const auto none = f.policy.place(f.view());
-  ASSERT_FALSE(none.ok());
-  EXPECT_SAYS(none, "host-b (cordoned: no room there)");
+  EXPECT_SAYS(f.policy.place(f.view()), "host-b (cordoned: no room there)");
 }
 
 TEST(MeshPolicy, ARescueMayUseACordonedHostAFewTimes) {

@@ -29,9 +29,6 @@ class ChatTemplateTest : public testing::Test {
     const auto made = ChatTemplate::open(dir_.write(name, text));
     return made.ok() ? "" : made.status().message();
   }
-  static void expect_contains(const std::string& text, const char* part) {
-    EXPECT_HAS(text, part);
-  }
   TempDir dir_;
 };
 
@@ -131,8 +128,8 @@ TEST_F(ChatTemplateTest, ATemplateOfItsOwnHasTheTokensBesideIt) {
   EXPECT_EQ(text(), "<s></s>|");
   EXPECT_EQ((*ChatTemplate::open(path))->end_token(), "</s>");
   dir_.write("tokenizer_config.json", "{");
-  expect_contains(ChatTemplate::open(path).status().message(),
-                  "tokenizer_config.json: is no JSON object");
+  EXPECT_SAYS(ChatTemplate::open(path),
+              "tokenizer_config.json: is no JSON object");
 }
 
 TEST_F(ChatTemplateTest, TokensAreThoseOfTheTokenizerInUse) {
@@ -229,11 +226,11 @@ TEST_F(ChatTemplateTest, DeepConversationsAreRefused) {
       ChatTemplate::open(dir_.write("t.jinja", kTemplate)).value();
   const std::string deep =
       std::string(300'000, '[') + std::string(300'000, ']');
-  expect_contains(
+  EXPECT_HAS(
       chat->render("{\"messages\": " + deep + "}", "f:7").status().message(),
       "f:7: nested more than 256 deep");
-  expect_contains(problem("e.json", "{\"chat_template\": " + deep + "}"),
-                  "e.json: nested more than 256 deep");
+  EXPECT_HAS(problem("e.json", "{\"chat_template\": " + deep + "}"),
+             "e.json: nested more than 256 deep");
 }
 
 TEST_F(ChatTemplateTest, ATemplateThatDoesNotEndIsStopped) {
@@ -265,23 +262,21 @@ TEST_F(ChatTemplateTest, EveryFailureIsALineAndNotTheEnd) {
     EXPECT_OK((*chat)->render(R"({"messages": []})", "f:2"));
     return failed.message();
   };
-  expect_contains(
-      why("{% for i in range(1000) %}{{ 'x' * 100000 }}{% endfor %}"),
-      "the text has over 67108864 characters");
-  expect_contains(why("{{ 'x' * (10 ** 11) }}"), "needs over 4 GiB of memory");
-  expect_contains(why("{% macro f() %}{{ f() }}{% endmacro %}{{ f() }}"),
-                  "RecursionError");
-  expect_contains(why("{{ 1 // (messages | length - 5) }}"),
-                  "ZeroDivisionError");
-  expect_contains(why("{{ raise_exception('a\\nb') }}"), "a b");
+  EXPECT_HAS(why("{% for i in range(1000) %}{{ 'x' * 100000 }}{% endfor %}"),
+             "the text has over 67108864 characters");
+  EXPECT_HAS(why("{{ 'x' * (10 ** 11) }}"), "needs over 4 GiB of memory");
+  EXPECT_HAS(why("{% macro f() %}{{ f() }}{% endmacro %}{{ f() }}"),
+             "RecursionError");
+  EXPECT_HAS(why("{{ 1 // (messages | length - 5) }}"), "ZeroDivisionError");
+  EXPECT_HAS(why("{{ raise_exception('a\\nb') }}"), "a b");
 }
 
 TEST_F(ChatTemplateTest, WhatCannotBeRenderedIsNamed) {
-  expect_contains(problem("a.jinja", "{% for %}"), "the template is invalid");
-  expect_contains(problem("b.json", "{}"), "has no chat_template");
-  expect_contains(problem("c.json", "[]"), "is no JSON object");
-  expect_contains(problem("d.json", R"({"chat_template": 3})"),
-                  "has no chat_template");
+  EXPECT_HAS(problem("a.jinja", "{% for %}"), "the template is invalid");
+  EXPECT_HAS(problem("b.json", "{}"), "has no chat_template");
+  EXPECT_HAS(problem("c.json", "[]"), "is no JSON object");
+  EXPECT_HAS(problem("d.json", R"({"chat_template": 3})"),
+             "has no chat_template");
   EXPECT_EQ(ChatTemplate::open(dir_ / "none").status().code(), Code::kNotFound);
   const auto chat =
       ChatTemplate::open(
@@ -296,15 +291,15 @@ TEST_F(ChatTemplateTest, WhatCannotBeRenderedIsNamed) {
     EXPECT_EQ(made.status().code(), Code::kCorrupt);
     return made.status().message();
   };
-  expect_contains(why(kLine), "chats.jsonl:7: the chat template");
-  expect_contains(why(kLine), "who is system");
-  expect_contains(why("{"), "chats.jsonl:7: is no JSON object with a list");
-  expect_contains(why(R"({"messages": 3})"), "is no JSON object with a list");
-  expect_contains(why(R"({"messages": [3]})"), "refuses it");
+  EXPECT_HAS(why(kLine), "chats.jsonl:7: the chat template");
+  EXPECT_HAS(why(kLine), "who is system");
+  EXPECT_HAS(why("{"), "chats.jsonl:7: is no JSON object with a list");
+  EXPECT_HAS(why(R"({"messages": 3})"), "is no JSON object with a list");
+  EXPECT_HAS(why(R"({"messages": [3]})"), "refuses it");
   // The last message's text has an end that it has not before others.
-  expect_contains(why(R"({"messages": [{"role": "assistant", "content": "a"},
+  EXPECT_HAS(why(R"({"messages": [{"role": "assistant", "content": "a"},
                           {"role": "user", "content": "b"}]})"),
-                  "{% generation %}");
+             "{% generation %}");
   // It continues.
   EXPECT_EQ(marked(chat->render(R"({"messages": [{"role": "user", "content":
                                 "x"}]})",

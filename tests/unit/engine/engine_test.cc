@@ -292,20 +292,17 @@ TEST(Engine, RefusesImpossibleOptionsAndListsTheAllowedOnes) {
     return e.ok() ? "accepted" : e.status().message();
   };
   using Kind = geometry::ScheduleKind;
-  const auto contains = [](const std::string& text, const char* part) {
-    EXPECT_HAS(text, part);
-  };
   EXPECT_EQ(why({}, {}), "accepted");
-  contains(why({.cp = 2}, {.max_seq = 10}), "allowed: a multiple of 4");
-  contains(why({.pp = 3}, {}), "allowed: 1 to 2");
-  contains(why({.tp = 3}, {}), "allowed");
-  contains(why({.pp = 2}, {.chunks = 2}), "need the interleaved schedule");
-  contains(why({.pp = 2}, {.schedule = Kind::kInterleaved1F1B, .chunks = 2}),
-           "allowed: 1 to 2");
-  contains(why({.dp = 3}, {.zero = {.stage = 1, .shard_group = 2}}),
-           "must divide");
-  contains(why({}, {.zero = {.stage = 4}}), "0 to 3");
-  contains(why({}, {.num_microbatches = 0}), "at least 1");
+  EXPECT_HAS(why({.cp = 2}, {.max_seq = 10}), "allowed: a multiple of 4");
+  EXPECT_HAS(why({.pp = 3}, {}), "allowed: 1 to 2");
+  EXPECT_HAS(why({.tp = 3}, {}), "allowed");
+  EXPECT_HAS(why({.pp = 2}, {.chunks = 2}), "need the interleaved schedule");
+  EXPECT_HAS(why({.pp = 2}, {.schedule = Kind::kInterleaved1F1B, .chunks = 2}),
+             "allowed: 1 to 2");
+  EXPECT_HAS(why({.dp = 3}, {.zero = {.stage = 1, .shard_group = 2}}),
+             "must divide");
+  EXPECT_HAS(why({}, {.zero = {.stage = 4}}), "0 to 3");
+  EXPECT_HAS(why({}, {.num_microbatches = 0}), "at least 1");
 }
 
 }  // namespace

@@ -169,8 +169,7 @@ TEST(Job, AllProblemsAreToldInTheOrderOfTheFile) {
 
 TEST(Job, UnknownNamesGetTheNearestOrTheOneThatOthersCallIt) {
   const auto says = [&](const std::string& toml, const std::string& what) {
-    const std::string text = problem(kLeast + toml);
-    EXPECT_HAS(text, what) << toml;
+    EXPECT_HAS(problem(kLeast + toml), what) << toml;
   };
   says("[train]\nstesp = 1\n", "did you mean train.steps?");
   says("[trian]\nsteps = 1\n", "did you mean [train]?");
@@ -313,8 +312,7 @@ TEST(Resolve, FillsInWhatMinusOneStandsFor) {
 TEST(Resolve, KeysThatContradictEachOtherAreRefused) {
   const auto says = [&](const std::string& toml, const std::string& what,
                         const DataInfo& data = {257}) {
-    const std::string text = resolve_problem(toml, data);
-    EXPECT_HAS(text, what) << toml;
+    EXPECT_HAS(resolve_problem(toml, data), what) << toml;
   };
   says("[train]\nglobal_batch_size = 6\n", "must divide train.global_batch");
   says("[model]\nn_heads = 3\n", "model.n_heads = 3: must divide");

@@ -197,7 +197,6 @@ TEST(StateSegment, OneWriterAtATime) {
   const ShmDir dir;
   auto s = make(dir / "s", 4);
   const auto second = StateSegment::open(dir / "s", kJob, Mode::kWrite);
-  ASSERT_FALSE(second.ok());
   EXPECT_EQ(second.status().code(), Code::kUnavailable);
   EXPECT_OK(StateSegment::open(dir / "s", kJob, Mode::kRead));
   s.reset();
@@ -320,7 +319,6 @@ TEST(StateSegment, TooLittleSharedMemoryIsReportedWithNumbers) {
   const ShmDir dir;
   const int64_t huge = int64_t{1} << 42;
   const auto s = StateSegment::create(dir / "s", kJob, huge);
-  ASSERT_FALSE(s.ok());
   EXPECT_EQ(s.status().code(), Code::kExhausted);
   EXPECT_SAYS(s, std::to_string(segment_bytes(huge)));
   EXPECT_TRUE(std::filesystem::is_empty(dir.path()));

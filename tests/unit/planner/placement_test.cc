@@ -248,7 +248,6 @@ TEST(Placement, RefusalsNameTheKeyAndWhatIsAllowed) {
   const auto expect_refusal = [](const PlacementRequest& q, Code code,
                                  const std::string& part) {
     const auto d = place_mesh(q);
-    ASSERT_FALSE(d.ok()) << part;
     EXPECT_EQ(d.status().code(), code) << part;
     EXPECT_SAYS(d, part);
   };
