@@ -10,10 +10,9 @@
 #include <filesystem>
 #include <fstream>
 
-#include "checkpoint/memory/segment.h"
 #include "checkpoint/memory/segment_directory.h"
-#include "tests/testing/expect.h"
 #include "tests/testing/process.h"
+#include "tests/testing/segment_states.h"
 #include "tests/testing/small_disk.h"
 #include "tests/testing/temp_dir.h"
 #include "tests/unit/agent_shell/num_entries.h"
@@ -27,30 +26,14 @@ namespace fs = std::filesystem;
 constexpr uint64_t kJob = 0xABC;
 constexpr uint64_t kOther = 0xDEF;
 
-memory::StateInfo info_of(int64_t step) {
-  memory::StateInfo info;
-  info.step = step;
-  info.generation = 3;
-  info.rank = 1;
-  info.sharding = {.layout = {.dp = 2, .pp = 2},
-                   .bounds = {0, 1, 3},
-                   .chunks = 1,
-                   .zero = {.stage = 2, .shard_group = 1}};
-  info.model = 77;
-  info.elements = 8;
-  info.tokens = 5000;
-  info.sequences = 50;
-  info.replica = true;
-  return info;
-}
-
 std::string add_segment(const std::string& folder, uint64_t job, int64_t step) {
   std::string path =
       memory::segment_path(folder, job, memory::free_number(folder, job));
   auto s = memory::StateSegment::create(path, job, 8);
   EXPECT_OK(s);
-  (*s)->begin(0);
-  (*s)->commit(info_of(step));
+  memory::StateInfo info = memory::info_of(step, 8);
+  info.replica = true;
+  memory::update(**s, info);
   return path;
 }
 
@@ -124,8 +107,8 @@ TEST_F(StatesTest, TheInventoryListsTheRecords) {
   EXPECT_EQ(e.holdings[0].ShortDebugString(),
             "step: 7 generation: 3 rank: 1 sharding { mesh { dp: 2 pp: 2 tp: 1 "
             "cp: 1 } bounds: 0 bounds: 1 bounds: 3 chunks: 1 zero_stage: 2 "
-            "zero_shard_group: 1 } model: 77 elements: 8 tokens: 5000 "
-            "sequences: 50 replica: true segment: \"" +
+            "zero_shard_group: 1 } model: 77 elements: 8 tokens: 7000 "
+            "sequences: 70 replica: true segment: \"" +
                 path + "\"");
   EXPECT_EQ(describe_states(folder, kJob, e).rfind("1 states in 2 segments", 0),
             0u);

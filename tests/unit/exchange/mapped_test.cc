@@ -7,42 +7,17 @@
 
 #include "checkpoint/memory/stream_copy.h"
 #include "proto/base/rng.h"
-#include "tests/testing/expect.h"
+#include "tests/testing/segment_states.h"
 #include "tests/testing/temp_dir.h"
 
 namespace remesh::exchange {
 namespace {
 
-using geometry::kNumStateVectors;
-using memory::StateInfo;
 using memory::StateSegment;
 
 constexpr uint64_t kJob = 4;
 constexpr int kRank = 3;
 constexpr int64_t kElements = 100'003;
-
-float value(int64_t step, size_t vector, size_t i) {
-  return static_cast<float>(step * 1000 + static_cast<int64_t>(vector * 300) +
-                            static_cast<int64_t>(i % 251));
-}
-
-void fill(const geometry::StateView& s, int64_t step) {
-  for (size_t v = 0; v < kNumStateVectors; ++v)
-    for (size_t i = 0; i < s[v].size(); ++i) s[v][i] = value(step, v, i);
-}
-
-void update(StateSegment& s, int64_t step) {
-  const int to = static_cast<int>(step % 2);
-  s.begin(to);
-  fill(s.write(to, kElements), step);
-  StateInfo info;
-  info.step = step;
-  info.generation = 1;
-  info.rank = kRank;
-  info.sharding = {.layout = {.dp = 4}, .bounds = {0, 4}};
-  info.elements = kElements;
-  (void)s.commit(info);
-}
 
 struct Two {
   ShmDir dir;
@@ -55,35 +30,27 @@ struct Two {
       StateSegment::open(dir / "own", kJob, StateSegment::Mode::kRead).value(),
       *copy, kElements, 1 << 16};
 
-  // The newest step of the replica, verified, or -1.
+  void update_own(int64_t step) {
+    update(*own, memory::info_of(step, kElements, kRank));
+  }
   int64_t newest() {
     const auto c = copy->contents();
-    EXPECT_TRUE(c.damaged.empty());
-    for (const auto& s : c.states) {
-      EXPECT_TRUE(s.info.replica && s.info.content && s.info.rank == kRank);
-      EXPECT_OK(copy->verify_content(s));
-      const auto v = copy->read(s.buffer, kElements);
-      for (size_t k = 0; k < kNumStateVectors; ++k)
-        for (size_t i = 0; i < v[k].size(); ++i)
-          if (v[k][i] != value(s.info.step, k, i)) {
-            ADD_FAILURE() << "step " << s.info.step << " is torn";
-            return -1;
-          }
-    }
-    return c.states.empty() ? -1 : c.states[0].info.step;
+    for (const auto& s : c.states)
+      EXPECT_TRUE(s.info.replica && s.info.content);
+    return newest_step(*copy, kRank);
   }
 };
 
 TEST(MappedReplica, FollowsItsOwner) {
   Two t;
-  update(*t.own, 7);
+  t.update_own(7);
   for (int64_t step = 8; step < 12; ++step) {
-    t.replica.start(step, 1);
+    t.replica.start(step, 3);
     // Nothing to copy before the owner has committed.
     const uint64_t before = t.replica.pieces();
     EXPECT_FALSE(t.replica.poll());
     EXPECT_EQ(t.replica.pieces(), before);
-    update(*t.own, step);
+    t.update_own(step);
     int polls = 0;
     while (!t.replica.poll()) {
       ++polls;
@@ -97,18 +64,18 @@ TEST(MappedReplica, FollowsItsOwner) {
     EXPECT_EQ(t.newest(), step);
   }
   // The same step of another generation is another state.
-  t.replica.start(11, 2);
+  t.replica.start(11, 4);
   for (int i = 0; i < 100; ++i) EXPECT_FALSE(t.replica.poll());
 }
 
 TEST(MappedReplica, ACopyOfAnOverwrittenStateIsDiscarded) {
   Two t;
-  update(*t.own, 1);
-  t.replica.start(1, 1);
+  t.update_own(1);
+  t.replica.start(1, 3);
   while (!t.replica.poll()) {
   }
-  update(*t.own, 2);
-  t.replica.start(2, 1);
+  t.update_own(2);
+  t.replica.start(2, 3);
   for (int i = 0; i < 5; ++i) EXPECT_FALSE(t.replica.poll());
   t.own->begin(0);  // where step 2 is
   while (!t.replica.poll()) {

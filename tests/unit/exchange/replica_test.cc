@@ -15,66 +15,23 @@
 
 #include "checkpoint/memory/replica_placement.h"
 #include "proto/base/check.h"
-#include "tests/testing/expect.h"
 #include "tests/testing/local_comm.h"
 #include "tests/testing/seed.h"
+#include "tests/testing/segment_states.h"
 #include "tests/testing/temp_dir.h"
 #include "tests/unit/exchange/wrapped_comm.h"
 
 namespace remesh::exchange {
 namespace {
 
-using geometry::kNumStateVectors;
-using memory::StateInfo;
 using memory::StateSegment;
 
 constexpr uint64_t kJob = 4;
 
-float value(int rank, int64_t step, size_t vector, size_t i) {
-  return static_cast<float>(rank * 100000 + step * 1000 +
-                            static_cast<int64_t>(vector * 300) +
-                            static_cast<int64_t>(i % 251));
-}
-
 int64_t elements_of(int rank) { return 1000 + 333 * rank; }
 
-StateInfo info_of(int rank, int64_t step, int world) {
-  StateInfo info;
-  info.step = step;
-  info.generation = 1;
-  info.rank = rank;
-  info.sharding = {.layout = {.dp = world}, .bounds = {0, 4}};
-  info.elements = elements_of(rank);
-  return info;
-}
-
-StateSegment::Committed update(StateSegment& s, int rank, int64_t step,
-                               int world) {
-  const int to = static_cast<int>(step % 2);
-  s.begin(to);
-  const auto out = s.write(to, elements_of(rank));
-  for (size_t v = 0; v < kNumStateVectors; ++v)
-    for (size_t i = 0; i < out[v].size(); ++i)
-      out[v][i] = value(rank, step, v, i);
-  return s.commit(info_of(rank, step, world));
-}
-
-// The newest step of `rank` in the segment, verified, or -1.
-int64_t newest_step(const StateSegment& s, int rank) {
-  const auto c = s.contents();
-  EXPECT_TRUE(c.damaged.empty());
-  for (const auto& state : c.states) {
-    EXPECT_EQ(state.info.rank, rank);
-    const auto v = s.read(state.buffer, state.info.elements);
-    EXPECT_OK(s.verify_content(state));
-    for (size_t k = 0; k < kNumStateVectors; ++k)
-      for (size_t i = 0; i < v[k].size(); ++i)
-        if (v[k][i] != value(rank, state.info.step, k, i)) {
-          ADD_FAILURE() << "step " << state.info.step << " is torn";
-          return -1;
-        }
-  }
-  return c.states.empty() ? -1 : c.states[0].info.step;
+StateSegment::Committed update(StateSegment& s, int rank, int64_t step) {
+  return memory::update(s, memory::info_of(step, elements_of(rank), rank));
 }
 
 std::unique_ptr<StateSegment> make(const std::string& path, int rank) {
@@ -129,13 +86,13 @@ TEST(Replica, EveryStepIsReplicatedDuringTheUpdates) {
       Rank rank(folder, comm, p,
                 {.piece_bytes = piece == 1 ? 64 : piece, .window = 2});
       std::mt19937 random(static_cast<unsigned>(r));
-      auto c = update(*rank.own, r, 1, kRanks);
+      auto c = update(*rank.own, r, 1);
       for (int64_t step = 2; step < 8; ++step) {
         rank.replicator->start(c);
         for (unsigned i = random() % 20; i > 0; --i)
           (void)rank.replicator->poll();
         // The update of the next step writes the other buffer concurrently.
-        c = update(*rank.own, r, step, kRanks);
+        c = update(*rank.own, r, step);
         EXPECT_OK(rank.replicator->finish());
         EXPECT_TRUE(rank.replicator->done());
         for (size_t k = 0; k < rank.kept.size(); ++k) {
@@ -179,7 +136,7 @@ TEST(Replica, APartialReplicaReplacesNothing) {
                                                     StateSegment::Mode::kRead));
   int64_t whole = -1;
   for (int64_t step = 1; step < 6; ++step) {
-    const auto c = update(*own, 0, step, 1);
+    const auto c = update(*own, 0, step);
     from.start(c);
     to.start(c);
     int polls = 0;
@@ -210,7 +167,7 @@ TEST(Replica, ADamagedReplicaReplacesNothing) {
                   options);
     Status last;
     for (int64_t step = 1; step < 4; ++step) {
-      const auto c = update(*own, 0, step, 1);
+      const auto c = update(*own, 0, step);
       from.start(c);
       to.start(c);
       poll_both(from, to);
@@ -231,10 +188,7 @@ TEST(Replica, AnEmptyStateIsComplete) {
   auto own = StateSegment::create(dir / "own", kJob, 0);
   auto copy = StateSegment::create(dir / "copy", kJob, 0);
   ASSERT_TRUE(own.ok() && copy.ok());
-  StateInfo info = info_of(0, 3, 1);
-  info.elements = 0;
-  (*own)->begin(0);
-  const auto c = (*own)->commit(info);
+  const auto c = memory::update(**own, memory::info_of(3, 0, 0));
   auto comms = comm::make_local_comms(2);
   const int holder = 1;
   Replicator from(*comms[0], **own, std::span(&holder, 1), {}, {});
@@ -283,7 +237,7 @@ TEST(Replica, AKillAtAnyInstantLeavesACompleteReplica) {
         Rank rank(dir, *comms[static_cast<size_t>(r)], p,
                   {.piece_bytes = 1024, .window = 2});
         for (int64_t step = 1;; ++step) {
-          rank.replicator->start(update(*rank.own, r, step, kRanks));
+          rank.replicator->start(update(*rank.own, r, step));
           (void)rank.replicator->finish();
           finished.of(r) = step;
         }
@@ -322,7 +276,7 @@ TEST(Replica, ALocalReplicaIsCopiedInPieces) {
   LocalReplica local(*own, *copy, 256);
   int64_t whole = -1;
   for (int64_t step = 1; step < 5; ++step) {
-    local.start(update(*own, 1, step, 2));
+    local.start(update(*own, 1, step));
     int polls = 0;
     while (!local.poll()) {
       ++polls;

@@ -10,8 +10,8 @@
 #include <random>
 
 #include "checkpoint/memory/segment_directory.h"
-#include "tests/testing/expect.h"
 #include "tests/testing/seed.h"
+#include "tests/testing/segment_states.h"
 #include "tests/testing/temp_dir.h"
 
 namespace remesh::memory {
@@ -20,35 +20,6 @@ namespace {
 using Mode = StateSegment::Mode;
 
 constexpr uint64_t kJob = 0x1234;
-
-StateInfo info_of(int64_t step, int64_t elements) {
-  StateInfo info;
-  info.step = step;
-  info.generation = 3;
-  info.rank = 1;
-  info.sharding = {.layout = {.dp = 2, .pp = 2},
-                   .bounds = {0, 1, 3},
-                   .chunks = 1,
-                   .zero = {.stage = 2, .shard_group = 1}};
-  info.model = 77;
-  info.elements = elements;
-  info.tokens = step * 1000;
-  info.sequences = step * 10;
-  return info;
-}
-
-void fill(const geometry::StateView& s, float value) {
-  for (size_t v = 0; v < geometry::kNumStateVectors; ++v)
-    for (size_t i = 0; i < s[v].size(); ++i)
-      s[v][i] = value + static_cast<float>(v);
-}
-
-bool filled(const geometry::ConstStateView& s, float value) {
-  for (size_t v = 0; v < geometry::kNumStateVectors; ++v)
-    for (const float x : s[v])
-      if (x != value + static_cast<float>(v)) return false;
-  return true;
-}
 
 std::unique_ptr<StateSegment> make(const std::string& path, int64_t capacity) {
   auto s = StateSegment::create(path, kJob, capacity);
@@ -115,21 +86,19 @@ TEST(StateSegment, EveryReaderFindsWhatWasCommitted) {
     auto s = make(path, 1000);
     EXPECT_TRUE(s->contents().states.empty());
     s->begin(0);
-    fill(s->write(0, 1000), 7);
+    fill(s->write(0, 1000), info_of(7, 1000));
     EXPECT_TRUE(s->contents().states.empty());
     s->commit(info_of(7, 1000));
     s->begin(1);
-    fill(s->write(1, 900), 8);
+    fill(s->write(1, 900), info_of(8, 900));
     s->commit(info_of(8, 900));
   }
   ASSERT_OK_AND(const auto s, StateSegment::open(path, kJob, Mode::kRead));
   const auto c = s->contents();
-  EXPECT_TRUE(c.damaged.empty());
   ASSERT_EQ(c.states.size(), 2U);
   EXPECT_EQ(c.states[0].info, info_of(8, 900));
   EXPECT_EQ(c.states[1].info, info_of(7, 1000));
-  EXPECT_TRUE(filled(s->read(c.states[0].buffer, 900), 8));
-  EXPECT_TRUE(filled(s->read(c.states[1].buffer, 1000), 7));
+  EXPECT_EQ(newest_step(*s), 8);
   EXPECT_EQ(s->capacity(), 1000);
   struct stat st {};
   ASSERT_EQ(stat(path.c_str(), &st), 0);
@@ -207,8 +176,8 @@ TEST(StateSegment, ContentIsVerifiedWhenItHasAHash) {
   const ShmDir dir;
   auto s = make(dir / "s", 100);
   s->begin(0);
-  fill(s->write(0, 100), 3);
   StateInfo info = info_of(3, 100);
+  fill(s->write(0, 100), info);
   info.content = content_hash(s->read(0, 100));
   const auto c = s->commit(info);
   EXPECT_OK(s->verify_content(c));
