@@ -1,18 +1,44 @@
-// Compression, and the files of a folder.
+// Texts, compression, the files of a folder, and data sets.
 #pragma once
 
 #include <archive.h>
 #include <archive_entry.h>
-#include <gtest/gtest.h>
 
 #include <algorithm>
 #include <filesystem>
+#include <random>
 #include <string>
 #include <vector>
 
+#include "tests/testing/expect.h"
 #include "tests/testing/temp_dir.h"
+#include "worker/data/dataset.h"
+#include "worker/data/prepare.h"
 
 namespace remesh::data {
+
+// About `bytes` of words, lines and documents.
+inline std::string words(size_t bytes, uint64_t seed = 1) {
+  std::mt19937_64 rng(seed);
+  std::string text;
+  while (text.size() < bytes) {
+    text += "word" + std::to_string(rng() % 1000);
+    text += rng() % 10 == 0 ? "\n" : " ";
+    if (rng() % 200 == 0) text += "\n<|endoftext|>\n";
+  }
+  return text + "\n";
+}
+
+inline std::vector<int32_t> tokens_of(const Split& split) {
+  std::vector<int32_t> tokens(static_cast<size_t>(split.num_tokens()));
+  EXPECT_OK(split.read(0, tokens));
+  return tokens;
+}
+
+// Makes the data set, or fails the test.
+inline void make(const PrepareOptions& o) {
+  ASSERT_OK(prepare(o, *posix_file_system()));
+}
 
 // `filter`: gzip, xz, zstd or bzip2.
 inline std::string compressed(const std::string& text, const char* filter) {

@@ -6,10 +6,8 @@
 #include <random>
 
 #include "proto/data/index.h"
-#include "tests/testing/expect.h"
 #include "tests/unit/data/data_test_util.h"
 #include "worker/data/out_dir.h"
-#include "worker/data/prepare.h"
 #include "worker/data/token_shard.h"
 #include "worker/tokenizer/tokenizer.h"
 
@@ -18,23 +16,6 @@ namespace {
 
 namespace fs = std::filesystem;
 using tokenizer::kByteEndOfText;
-
-std::string words(size_t bytes, uint64_t seed = 1) {
-  std::mt19937_64 rng(seed);
-  std::string text;
-  while (text.size() < bytes) {
-    text += "word" + std::to_string(rng() % 1000);
-    text += rng() % 10 == 0 ? "\n" : " ";
-    if (rng() % 200 == 0) text += "\n<|endoftext|>\n";
-  }
-  return text + "\n";
-}
-
-std::vector<int32_t> tokens_of(const Split& split) {
-  std::vector<int32_t> tokens(static_cast<size_t>(split.num_tokens()));
-  EXPECT_OK(split.read(0, tokens));
-  return tokens;
-}
 
 // The tokens of a text with the bytes tokenizer and nothing held out.
 std::vector<int32_t> naive_tokens(const std::string& text) {
@@ -59,9 +40,6 @@ class DatasetTest : public testing::Test {
     o.inputs = {dir_.write("in.txt", text)};
     o.out_dir = dir_ / "out";
     return o;
-  }
-  void make(const PrepareOptions& o) {
-    ASSERT_OK(prepare(o, *posix_file_system()));
   }
   std::string open_problem() {
     const auto d = Dataset::open(dir_ / "out");

@@ -16,33 +16,12 @@
 namespace remesh::data {
 namespace {
 
-std::string words(size_t bytes) {
-  std::mt19937_64 rng(1);
-  std::string text;
-  while (text.size() < bytes) {
-    text += "word" + std::to_string(rng() % 1000);
-    text += rng() % 10 == 0 ? "\n" : " ";
-    if (rng() % 200 == 0) text += "\n<|endoftext|>\n";
-  }
-  return text + "\n";
-}
-
 PrepareOptions options(const TempDir& dir, const std::string& text) {
   PrepareOptions o;
   o.inputs = {dir.write("in.txt", text)};
   o.out_dir = dir / "out";
   o.val_fraction = 0;
   return o;
-}
-
-void make(const PrepareOptions& o) {
-  ASSERT_OK(prepare(o, *posix_file_system()));
-}
-
-std::vector<int32_t> tokens_of(const Dataset& set) {
-  std::vector<int32_t> tokens(static_cast<size_t>(set.train().num_tokens()));
-  EXPECT_OK(set.train().read(0, tokens));
-  return tokens;
 }
 
 // A data set of byte-level BPE: its documents are encoded as a whole, whatever
@@ -62,7 +41,7 @@ TEST(TokenizerDataset, WithATokenizerFileDocumentsAreEncodedAsAWhole) {
   EXPECT_EQ(set.tokenizer(), t->id());
   EXPECT_EQ(set.vocab_size(), 600);
   EXPECT_EQ(set.end_of_text(), 599);
-  const std::vector<int32_t> tokens = tokens_of(set);
+  const std::vector<int32_t> tokens = tokens_of(set.train());
   const std::string mark = "<|endoftext|>\n";
   EXPECT_EQ(t->decode(tokens).value(), text + mark);
   std::vector<int32_t> expected;
@@ -97,7 +76,7 @@ TEST(TokenizerDataset, ALongDocumentIsEncodedInParts) {
   ASSERT_OK((*t)->encode(text, {}, expected));
   expected.push_back(499);
   const auto set = Dataset::open(dir / "out");
-  EXPECT_EQ(tokens_of(*set), expected);
+  EXPECT_EQ(tokens_of(set->train()), expected);
 }
 
 // Bytes, which remembers what threads have encoded.
