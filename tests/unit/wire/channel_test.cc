@@ -39,24 +39,26 @@ bool readable(int fd, int ms) {
   return poll(&p, 1, ms) == 1;
 }
 
-std::optional<Received> receive(Server& s, int ms = 30000) {
+template <typename Peer>  // Server or Client
+auto receive(Peer& p, int ms = 30000) {
   const int64_t end = monotonic_ms() + ms;
   do {
-    if (auto r = s.receive()) return r;
-    readable(s.fd(),
+    if (auto r = p.receive()) return r;
+    readable(p.fd(),
              static_cast<int>(std::max<int64_t>(0, end - monotonic_ms())));
   } while (monotonic_ms() < end);
-  return std::nullopt;
+  return decltype(p.receive())();
 }
 
-std::optional<pb::Envelope> receive(Client& c, int ms = 30000) {
+// The peers lost, once there are any.
+std::vector<PeerId> take_lost(Server& s, int64_t ms = 30'000) {
+  std::vector<PeerId> lost;
   const int64_t end = monotonic_ms() + ms;
-  do {
-    if (auto r = c.receive()) return r;
-    readable(c.fd(),
-             static_cast<int>(std::max<int64_t>(0, end - monotonic_ms())));
-  } while (monotonic_ms() < end);
-  return std::nullopt;
+  while (lost.empty() && monotonic_ms() < end) {
+    readable(s.lost_fd(), 10);
+    lost = s.take_lost();
+  }
+  return lost;
 }
 
 std::unique_ptr<Server> bind_or_die(
@@ -211,13 +213,8 @@ TEST(Channel, KilledPeerIsLostBeforeAnyHeartbeat) {
     ASSERT_TRUE(r);
     ASSERT_EQ(r->envelope.report().worker(), "child");
     EXPECT_TRUE(server->take_lost().empty());
-    const int64_t start = monotonic_ms();
     kill(child, SIGKILL);
-    std::vector<PeerId> lost;
-    do {
-      readable(server->lost_fd(), 100);
-      lost = server->take_lost();
-    } while (lost.empty() && monotonic_ms() - start < kHeartbeatsTakeMs);
+    const auto lost = take_lost(*server, kHeartbeatsTakeMs);
     waitpid(child, nullptr, 0);
     ASSERT_EQ(lost, std::vector<PeerId>{r->peer});
     while (server->send(r->peer, report("x")))
@@ -238,22 +235,11 @@ TEST(Channel, DescriptorsUsedAgainAreNotConfused) {
     ASSERT_TRUE(b->send(report("b", i)));
     auto second = receive(*server);
     ASSERT_TRUE(second);
-    std::vector<PeerId> lost;
-    const int64_t end = monotonic_ms() + 30000;
-    while (lost.empty() && monotonic_ms() < end) {
-      readable(server->lost_fd(), 10);
-      lost = server->take_lost();
-    }
-    ASSERT_EQ(lost, std::vector<PeerId>{first->peer}) << i;
+    ASSERT_EQ(take_lost(*server), std::vector<PeerId>{first->peer}) << i;
     ASSERT_TRUE(server->send(second->peer, report("s", i)));
     ASSERT_TRUE(receive(*b));
     b.reset();
-    lost.clear();
-    while (lost.empty() && monotonic_ms() < end) {
-      readable(server->lost_fd(), 10);
-      lost = server->take_lost();
-    }
-    ASSERT_EQ(lost, std::vector<PeerId>{second->peer}) << i;
+    ASSERT_EQ(take_lost(*server), std::vector<PeerId>{second->peer}) << i;
   }
 }
 
