@@ -238,9 +238,7 @@ TEST(MeshPolicy, ASmallerMeshThatWasFasterIsUsedAgain) {
   EXPECT_EQ(placed->layout, dp2);
   for (const auto& p : placed->ranks)
     EXPECT_TRUE(fast.contains("host-" + p.worker())) << p.worker();
-  EXPECT_NE(placed->reason.find("2 spares (dp4 is slower: 2 s a step)"),
-            std::string::npos)
-      << placed.reason;
+  EXPECT_HAS(placed->reason, "2 spares (dp4 is slower: 2 s a step)");
   EXPECT_NE(f.change().find("faster: dp4 -> dp2 (1 s a step instead of 2 s"),
             std::string::npos);
   // Another request, for more slots than that, is another matter.

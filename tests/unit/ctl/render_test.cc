@@ -12,6 +12,7 @@
 #include "coordinator/ctl/status_view.h"
 #include "coordinator/ctl/summary.h"
 #include "coordinator/rundir/run_dir.h"
+#include "tests/testing/expect.h"
 #include "tests/testing/files.h"
 
 namespace remesh::ctl {

@@ -89,9 +89,9 @@ TEST(ShardTable, EveryElementIsOwnedOnceAndNormsCountItOnce) {
       ASSERT_OK_AND(const auto t,
                     ShardTable::make(table, layout, me, *bounds, chunks));
       if (me.dp == 0 && me.cp == 0)
-        count(table, t->pieces(0, t->num_elements(), /*owned=*/true), owned);
-      const auto plan = ZeroPlan::make(*t, zero, n, me.dp * layout.cp + me.cp);
-      ASSERT_TRUE(plan.ok());
+        count(table, t.pieces(0, t->num_elements(), /*owned=*/true), owned);
+      ASSERT_OK_AND(const auto plan,
+                    ZeroPlan::make(t, zero, n, me.dp * layout.cp + me.cp));
       int64_t at = 0;
       for (size_t u = 0; u < t.units().size(); ++u) {
         EXPECT_EQ(t.units()[u].begin, at);
@@ -100,7 +100,7 @@ TEST(ShardTable, EveryElementIsOwnedOnceAndNormsCountItOnce) {
         const FlatRange update = plan.update_range(u);
         EXPECT_GE(norm.begin, update.begin);
         EXPECT_LE(norm.end, update.end);
-        count(table, t->pieces(norm.begin, norm.end, /*owned=*/true), counted);
+        count(table, t.pieces(norm.begin, norm.end, /*owned=*/true), counted);
       }
       EXPECT_EQ(at, t.num_elements());
       // Initial values equal those of the table.

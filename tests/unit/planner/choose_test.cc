@@ -442,9 +442,7 @@ TEST(Choose, AHostWithLittleMemoryKeepsNoOtherFromItsMesh) {
       EXPECT_EQ(placed->layout, (Layout{.dp = 4}));
       EXPECT_EQ(placed->spares, 4);
       for (const pb::RankPlace& p : placed->ranks) EXPECT_EQ(p.worker(), "b");
-      EXPECT_NE(placed->reason.find("a-small not used: too little memory"),
-                std::string::npos)
-          << placed.reason;
+      EXPECT_HAS(placed->reason, "a-small not used: too little memory");
     }
 }
 

@@ -166,8 +166,8 @@ TEST_F(PlacementProperty, WhenAWorkerIsReplacedOnlyItsRanksMove) {
     ASSERT_EQ(next.layout, d.layout);
     for (size_t r = 0; r < d.ranks.size(); ++r) {
       if (d.ranks[r].worker() == old_name) continue;
-      EXPECT_EQ(next->ranks[r].worker(), d.ranks[r].worker());
-      EXPECT_EQ(next->ranks[r].local_slot(), d.ranks[r].local_slot());
+      EXPECT_EQ(next.ranks[r].worker(), d.ranks[r].worker());
+      EXPECT_EQ(next.ranks[r].local_slot(), d.ranks[r].local_slot());
     }
   });
 }
@@ -181,7 +181,7 @@ TEST_F(PlacementProperty, WhenWorkersJoinThoseThereKeepTheirRanks) {
     for (size_t r = 0; r < d.ranks.size(); ++r) {
       // Unless a worker that is there had spare slots, which fill first.
       if (d.spares > 0) continue;
-      EXPECT_EQ(next->ranks[r].worker(), d.ranks[r].worker());
+      EXPECT_EQ(next.ranks[r].worker(), d.ranks[r].worker());
     }
   });
 }

@@ -158,7 +158,7 @@ TEST_F(MemoryTest, ARescueSavesTheStateWithoutTheData) {
   const auto m =
       manifest::read_checkpoint(*posix_file_system(), checkpoint(at));
   ASSERT_TRUE(m.ok()) << m.status().to_string();
-  EXPECT_EQ(m->data_id(), dataset->data_id());
+  EXPECT_EQ(m->data_id(), dataset.data_id());
 }
 
 // The state is that of the adapters.
