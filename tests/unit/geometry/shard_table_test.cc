@@ -89,7 +89,7 @@ TEST(ShardTable, EveryElementIsOwnedOnceAndNormsCountItOnce) {
       ASSERT_OK_AND(const auto t,
                     ShardTable::make(table, layout, me, *bounds, chunks));
       if (me.dp == 0 && me.cp == 0)
-        count(table, t.pieces(0, t->num_elements(), /*owned=*/true), owned);
+        count(table, t.pieces(0, t.num_elements(), /*owned=*/true), owned);
       ASSERT_OK_AND(const auto plan,
                     ZeroPlan::make(t, zero, n, me.dp * layout.cp + me.cp));
       int64_t at = 0;
