@@ -187,13 +187,21 @@ TEST_F(StartTest, AJobFileEditedInTheRunIsRefused) {
 
 TEST_F(StartTest, ARunWhoseCoordinatorCannotRestartSaysWhy) {
   make(endless());
-  c().start_run(1);
+  c().start_run(1, {"--stop-timeout", "1"});
   ASSERT_TRUE(c().wait_for_step(3));
-  edit_rate(c().run_dir() + "/job.toml");
+  const std::string file = c().run_dir() + "/job.toml";
+  const std::string text = testing::read_whole(file);
+  edit_rate(file);
   testing::send_signal(c().status()["coordinator"]["pid"], SIGKILL);
   expect_exit(c().run(), 2);
   expect_text(c().run().output(), "failed at step ");
   expect_text(c().run().output(), "cannot be started again: exit code 2: ");
+  const int64_t at = c().last_step();
+  testing::write_whole(file, text);
+  c().start_run(1, {"--resume"});
+  ASSERT_TRUE(c().wait_for_step(at + 3));
+  EXPECT_EQ(lost_steps(c().events_named("mesh").back()), 0);
+  interrupt();
 }
 
 TEST_F(StartTest, AnIgnoredHangupSignalStaysIgnored) {
