@@ -1,25 +1,18 @@
 // On which tokens a job trains and validates, against a list that
 // batch_order.py makes from the documentation alone.
 
-#include <array>
+#include "tests/testing/batch_order.h"
+
 #include <atomic>
 #include <chrono>
-#include <cstdio>
 #include <fstream>
-#include <sstream>
 #include <thread>
 #include <tuple>
 
-#include "parallel/comm/mesh.h"
-#include "parallel/jobfile/jobfile.h"
-#include "tests/testing/engine.h"
 #include "tests/testing/expect.h"
-#include "tests/testing/local_comm.h"
 #include "tests/unit/train/trainer_fixture.h"
 #include "worker/data/mix.h"
 #include "worker/data/prepare.h"
-#include "worker/kernels/backend.h"
-#include "worker/tokenizer/tokenizer.h"
 #include "worker/train/batch_source.h"
 
 namespace remesh::train {
@@ -30,36 +23,20 @@ constexpr int64_t kSeqLen = 32;
 constexpr int64_t kBatch = 6;
 constexpr int64_t kValidation = 5;
 
-using Sequence = std::vector<int32_t>;  // one token more than kSeqLen
-
 class BatchOrderTest : public TrainerTest {
  protected:
   std::vector<Sequence> list(uint64_t seed) {
     return list(seed, dir_ + "/data", kSteps * kBatch + kValidation);
   }
-  // `sets`: DIR[=WEIGHT],...
   std::vector<Sequence> list(uint64_t seed, const std::string& sets,
-                             int64_t lines) {
-    std::ostringstream command;
-    command << "python3 tests/unit/train/batch_order.py '" << sets << "' "
-            << seed << ' ' << kSeqLen << ' ' << kBatch << ' ' << kSteps << ' '
-            << kValidation;
-    std::FILE* const pipe = popen(command.str().c_str(), "r");
-    std::string text;
-    std::array<char, 4096> part{};
-    for (size_t n = 1; n > 0;) {
-      n = fread(part.data(), 1, part.size(), pipe);
-      text.append(part.data(), n);
-    }
-    EXPECT_EQ(pclose(pipe), 0) << command.str();
-    std::istringstream in(text);
-    std::vector<Sequence> out;
-    for (std::string line; std::getline(in, line);) {
-      std::istringstream words(line);
-      out.emplace_back();
-      for (int32_t token = 0; words >> token;) out.back().push_back(token);
-    }
-    EXPECT_EQ(static_cast<int64_t>(out.size()), lines);
+                             size_t lines) {
+    auto out = documented_sequences({.sets = sets,
+                                     .seed = seed,
+                                     .seq_len = kSeqLen,
+                                     .global_batch = kBatch,
+                                     .steps = kSteps,
+                                     .eval_sequences = kValidation});
+    EXPECT_EQ(out.size(), lines);
     return out;
   }
 };
@@ -74,15 +51,6 @@ void append(std::span<const model::MicroBatch> from,
       to->emplace_back(tokens, tokens + m.T);
       to->back().push_back(targets[m.T - 1]);
     }
-}
-
-// Where documents begin, by the token that ends a text.
-std::vector<int64_t> document_starts(const model::MicroBatch& m, int32_t end) {
-  std::vector<int64_t> out;
-  for (int64_t b = 0; b < m.B; ++b)
-    for (int64_t t = 1; t < m.T; ++t)
-      if (m.tokens_BT[b * m.T + t - 1] == end) out.push_back(b * m.T + t);
-  return out;
 }
 
 TEST_F(BatchOrderTest, TheRanksTogetherReadTheList) {
@@ -256,29 +224,11 @@ TEST_F(BatchOrderTest, ATrainerTrainsAndValidatesOnTheList) {
   ASSERT_EQ(e.steps.size(), static_cast<size_t>(kSteps));
 
   const pb::Job& job = s.assignment().job();
-  const auto table = geometry::ParamTable::make(jobfile::model_config(job));
-  const auto backend = kernels::make_reference_backend();
-  const auto comms = comm::make_local_comms(1);
-  const auto mesh = comm::Mesh::make(*comms[0], {}).value();
-  const auto engine =
-      engine::make_engine(table, *mesh,
-                          {.max_batch = kBatch, .max_seq = kSeqLen}, *backend)
-          .value();
-  engine::initialise(*engine, *backend, job.train().seed());
-  engine->state_loaded();
   const std::vector<Sequence> sequences = list(job.train().seed());
+  InitialLoss initial(job);
   const auto loss_of = [&](int64_t first, int64_t n) {
-    std::vector<int32_t> tokens, targets;
-    for (int64_t i = first; i < first + n; ++i) {
-      const Sequence& q = sequences[static_cast<size_t>(i)];
-      tokens.insert(tokens.end(), q.begin(), q.end() - 1);
-      targets.insert(targets.end(), q.begin() + 1, q.end());
-    }
-    model::MicroBatch batch{tokens.data(), targets.data(), n, kSeqLen};
-    const auto starts = document_starts(batch, tokenizer::kByteEndOfText);
-    batch.document_starts = starts;
-    const auto done = engine->evaluate({&batch, 1}).value();
-    return done.loss_sum / done.targets;
+    return initial.of(std::span(sequences).subspan(static_cast<size_t>(first),
+                                                   static_cast<size_t>(n)));
   };
   const double val_loss = loss_of(kSteps * kBatch, kValidation);
   double before = 0;
