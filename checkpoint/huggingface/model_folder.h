@@ -59,6 +59,10 @@ class ModelFolder {
   // out + i * row_stride. REQUIRES: the rectangle is inside the parameter.
   void read(size_t param, const geometry::Rect& rect, float* out,
             int64_t row_stride) const;
+  // What was read is no longer memory of this process (mapped_file.h).
+  void release_pages() const {
+    for (const MappedFile& file : files_) file.release_pages();
+  }
 
  private:
   explicit ModelFolder(std::string path) : path_(std::move(path)) {}

@@ -91,6 +91,7 @@ Result<int> write_shards(FileSystem& fs, const ModelFolder& model,
     zeros.resize(values.size());
     for (const Piece& p : b.pieces)
       model.read(p.param, p.rect, values.data() + p.at, p.row_stride);
+    model.release_pages();
     RETURN_IF_ERROR(
         store::write_shard(
             fs, out, id, static_cast<int>(i), table, b.pieces,

@@ -166,7 +166,8 @@ Status WeightSource::load(const geometry::ParamTable& table,
   if (!folder_)
     return store::load(*fs_, path_, manifest_, table, pieces,
                        {.weights = weights});
-  // In bands of rows: a large piece of slow storage takes minutes.
+  // In bands of rows, because a large piece of slow storage takes minutes, and
+  // so that the weights are not in memory twice, here and as pages of the file.
   constexpr int64_t kBand = 4 << 20;  // elements
   for (const geometry::Piece& p : pieces) {
     const int64_t rows =
@@ -178,6 +179,7 @@ Status WeightSource::load(const geometry::ParamTable& table,
       folder_->read(p.param, band, weights.data() + p.at + r * p.row_stride,
                     p.row_stride);
       tick();
+      folder_->release_pages();
     }
   }
   return ok_status();

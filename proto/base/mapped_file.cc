@@ -30,6 +30,12 @@ Result<MappedFile> MappedFile::open(const std::string& path) {
   return file;
 }
 
+void MappedFile::release_pages() const {
+  if (!bytes_.empty())
+    (void)::madvise(const_cast<std::byte*>(bytes_.data()), bytes_.size(),
+                    MADV_DONTNEED);
+}
+
 MappedFile::~MappedFile() {
   if (!bytes_.empty())
     ::munmap(const_cast<std::byte*>(bytes_.data()), bytes_.size());

@@ -31,6 +31,9 @@ class MappedFile {
 
   const std::string& path() const { return path_; }
   std::span<const std::byte> bytes() const { return bytes_; }
+  // The pages that were read are no longer memory of this process; the page
+  // cache keeps them for the next read. Others may read meanwhile.
+  void release_pages() const;
 
  private:
   explicit MappedFile(std::string path) : path_(std::move(path)) {}

@@ -1,5 +1,6 @@
 #include "checkpoint/huggingface/transfer.h"
 
+#include <fstream>
 #include <nlohmann/json.hpp>
 
 #include "checkpoint/huggingface/weight_source.h"
@@ -276,6 +277,28 @@ TEST(Transfer, AFingerprintIsThatOfTheWeights) {
     }
   f.put_weights();
   EXPECT_EQ(here(), first);
+}
+
+// Of a mapped file, in this process.
+int64_t resident_kib(const std::string& path) {
+  std::ifstream maps("/proc/self/smaps");
+  bool here = false;
+  for (std::string line; std::getline(maps, line);) {
+    if (line.ends_with(path)) here = true;
+    if (here && line.starts_with("Rss:")) return std::stoll(line.substr(4));
+  }
+  return -1;
+}
+
+TEST(Transfer, WhatWasReadOfAFileDoesNotStayInMemory) {
+  const SmallFolder f(Dtype::kFp32);
+  const auto fs = posix_file_system();
+  ASSERT_OK_AND(const auto source, WeightSource::open(*fs, f.path()));
+  EXPECT_GT(resident_kib(f.path() + "/model.safetensors"), 0);
+  std::vector<float> weights(static_cast<size_t>(f.table.num_elements()));
+  ASSERT_OK(
+      source.load(f.table, geometry::whole_pieces(f.table), weights, [] {}));
+  EXPECT_EQ(resident_kib(f.path() + "/model.safetensors"), 0);
 }
 
 TEST(Transfer, AdaptersAloneAreFilesOfPeft) {
