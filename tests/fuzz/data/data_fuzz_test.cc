@@ -152,7 +152,7 @@ TEST_F(DataFuzz, JsonLines) {
   const std::string lines =
       "{\"text\": \"a \\u00e9\", \"id\": [1, {}]}\n\n{\"text\":\"\"}\n"
       "{\"messages\": [{\"role\": \"user\"}], \"text\": \"x\"}";
-  fuzz({lines}, 5000, [&](const std::string& bytes) -> Status {
+  fuzz({lines}, 10000, [&](const std::string& bytes) -> Status {
     auto reader = data::TextReader::open(dir_.write("fuzz.jsonl", bytes));
     if (!reader.ok()) return reader.status();
     return data::for_each_line(

@@ -47,7 +47,7 @@ std::vector<std::string> files() {
 }
 
 TEST(TokenizerFuzz, TokenizerJson) {
-  fuzz(files(), 6000, [](const std::string& text) -> Status {
+  fuzz(files(), 10000, [](const std::string& text) -> Status {
     ASSIGN_OR_RETURN(const auto t, parse_tokenizer_json(text, "t.json"));
     return use(*t);
   });
@@ -72,7 +72,7 @@ TEST(TokenizerFuzz, Components) {
 }
 
 TEST(TokenizerFuzz, SentencePiece) {
-  fuzz({small_sentencepiece().SerializeAsString()}, 6000,
+  fuzz({small_sentencepiece().SerializeAsString()}, 10000,
        [](const std::string& file) -> Status {
          ASSIGN_OR_RETURN(const auto t, parse_sentencepiece(file, "t.model"));
          return use(*t);
