@@ -57,10 +57,14 @@ struct Options {
   int64_t seq = 256;
   std::string dtype = default_dtype();
   bool keep_state = false;  // in shared memory, with replicas
+  bool adapters = false;
   std::string row;
   bool smoke = false;
 };
-constexpr double kWithin = 0.10;  // of the prediction
+constexpr double kWithin = 0.10;         // of the prediction
+constexpr double kAdaptersShare = 0.01;  // of the optimizer's state
+constexpr const char* kWhole = "dp1";
+constexpr const char* kAdapters = "dp1 adapters";
 constexpr const char* kJobKept = "job kept";
 constexpr const char* kJobPrivate = "job private";
 
@@ -142,12 +146,20 @@ void print_json(comm::Comm& world, const MemoryUse& want, const MemoryUse& held,
   fmt::print("{}\n", row.dump());
 }
 
+// The adapters are those of PEFT's defaults.
+geometry::ModelConfig model_of(const Options& o) {
+  geometry::ModelConfig model = models().at(o.size);
+  if (o.adapters)
+    model.lora = {.rank = 8, .alpha = 16, .targets = {"q_proj", "v_proj"}};
+  return model;
+}
+
 // Measures one configuration; called on every rank of an MPI world.
 Status measure(const Options& o, comm::MpiWorld& mpi) {
   comm::Comm& world = mpi.world();
   ASSIGN_OR_RETURN(const Layout layout, Layout::parse(o.layout));
   ASSIGN_OR_RETURN(const auto schedule, geometry::parse_schedule(o.schedule));
-  const auto table = geometry::ParamTable::make(models().at(o.size));
+  const auto table = geometry::ParamTable::make(model_of(o));
   const auto backend = kernels::make_cpu_backend(1);
   ASSIGN_OR_RETURN(const auto mesh, comm::Mesh::make(world, layout));
   world.barrier();
@@ -201,7 +213,8 @@ struct Row {
 
 const std::vector<Row>& rows() {
   static const std::vector<Row> kRows = {
-      {"dp1", 1, {}},
+      {kWhole, 1, {}},
+      {kAdapters, 1, {"--adapters"}, true},
       {"dp1 selective", 1, {"--recompute", "selective"}},
       {"dp1 full", 1, {"--recompute", "full"}},
       {"dp2", 2, {"--layout", "dp2"}},
@@ -261,16 +274,21 @@ Status run_rows(const Options& o, Targets& targets) {
       o.size, o.dtype, o.batch, o.seq, "configuration", "predicted", "held",
       "peak", "ratio");
   std::fflush(stdout);
+  std::map<std::string, double> optimizer;  // MiB, by row
   for (const Row& row : rows()) {
     if ((o.smoke && !row.in_smoke) || !wanted(o, row.name)) continue;
     const auto r = run_row(row, o);
     if (!r.ok()) return r.status().with_context(row.name);
     print_row(row, *r);
+    optimizer[row.name] = (*r)["held_parts"][2];
     targets.at_most(
         fmt::format("{}: peak from prediction, share", row.name), kWithin,
         std::abs((*r)["peak"].get<double>() / (*r)["predicted"].get<double>() -
                  1));
   }
+  if (optimizer.contains(kWhole) && optimizer.contains(kAdapters))
+    targets.at_most("the optimizer's state: adapters' over the whole model's",
+                    kAdaptersShare, optimizer[kAdapters] / optimizer[kWhole]);
   return ok_status();
 }
 
@@ -359,6 +377,7 @@ int main(int argc, char** argv) {
       ->check(CLI::IsMember({"none", "selective", "full"}));
   app.add_flag("--keep-state", o.keep_state,
                "State and replicas in shared memory");
+  app.add_flag("--adapters", o.adapters, "Train adapters on the frozen model");
   CLI11_PARSE(app, argc, argv);
   if (o.smoke) {
     o.size = "tiny";

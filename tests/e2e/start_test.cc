@@ -397,6 +397,16 @@ TEST_F(StartTest, AdaptersResumeOnTheirOwnModelAlone) {
                 {"checkpoint.interval", "0"}}));
   c().start_run(1);
   ASSERT_TRUE(c().wait_for_step(3)) << c().describe();
+  // The optimizer's state is that of the adapters alone: two moments in fp32,
+  // twice, as the state is in shared memory.
+  constexpr int kElements =
+      2 * 2 * (2 * (64 + 64) + 2 * (64 + 32) + 3 * (64 + 128));
+  const Json::json_pointer rank("/workers/0/ranks/0");
+  const Json status = c().wait_for_status(
+      [&](const Json& s) { return s.contains(rank / "memory"); });
+  ASSERT_FALSE(status.is_null()) << c().describe();
+  for (const char* account : {"memory", "predicted_memory"})
+    EXPECT_EQ(status[rank / account / "optimizer"], 2 * 2 * 4 * kElements);
   expect_remesh(0, {"stop"});
   expect_exit(c().run(), 4);
 

@@ -188,6 +188,19 @@ TEST(PredictMemory, ShardingAndRecomputingLowerIt) {
   EXPECT_LT(predict_worst_memory(s, l).activations, selective / 2);
 }
 
+// Of the flavor 42m.
+TEST(PredictMemory, AdaptersHaveAHundredthOfTheOptimizersState) {
+  JobShape s{.model = geometry::llama(512, 8, 8, 8, 1376, 32000),
+             .T = 256,
+             .B = 8,
+             .microbatches = 1};
+  const uint64_t all = predict_memory(s, {}, 0).optimizer;
+  s.model.lora = {.rank = 8, .alpha = 16, .targets = {"q_proj", "v_proj"}};
+  EXPECT_LE(400 * predict_memory(s, {}, 0).optimizer, all);
+  s.model.lora = {.rank = 4, .alpha = 16, .targets = geometry::lora_targets()};
+  EXPECT_LE(100 * predict_memory(s, {}, 0).optimizer, all);
+}
+
 TEST(PredictMemory, AKeptStateIsHeldTwiceAndItsReplicasToo) {
   JobShape s{.model = geometry::llama(256, 8, 8, 8, 704, 4096),
              .T = 256,
