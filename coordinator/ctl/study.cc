@@ -2,6 +2,7 @@
 
 #include <fmt/format.h>
 
+#include <algorithm>
 #include <cmath>
 #include <nlohmann/json.hpp>
 #include <set>
@@ -9,31 +10,46 @@
 #include "coordinator/ctl/status_view.h"
 #include "coordinator/ctl/study_run.h"
 #include "proto/base/json_output.h"
+#include "proto/base/json_reader.h"
 
 namespace remesh::ctl {
 namespace {
 
 using nlohmann::json;
 
-// Reads a value of a file that someone wrote. Throws json::exception if the key
-// is missing or has another type; evaluate_study() catches it.
-std::string text_at(const json& object, const char* key) {
-  return object.at(key).get<std::string>();
+// What an object of a study is called in errors.
+std::string label_of(const json& object) {
+  for (const char* key : {"text", "title", "name"})
+    if (object.is_object() && object.contains(key) &&
+        object.at(key).is_string())
+      return fmt::format("'{}'", object.at(key).get<std::string>());
+  return "";
 }
-double number_at(const json& object, const char* key) {
-  return object.at(key).get<double>();
+
+bool is_number(const json& j) { return j.is_number(); }
+bool is_text(const json& j) { return j.is_string(); }
+bool is_point(const json& j) {
+  return j.is_array() && j.size() == 2 && is_number(j[0]) && is_number(j[1]);
 }
 
 class Evaluation {
  public:
   explicit Evaluation(const json& file) : file_(file) {}
 
+  // A value that cannot be read is the reason of what goes wrong afterwards.
   Result<Study> run() {
+    auto study = evaluate();
+    RETURN_IF_ERROR(problem_);
+    return study;
+  }
+
+ private:
+  Result<Study> evaluate() {
     RETURN_IF_ERROR(check_sections());
     Study out;
     out.title = text_at(file_, "title");
     out.source = text_at(file_, "source");
-    out.note = file_.value("note", "");
+    out.note = text_at(file_, "note", "");
     for (const json& f : list("figures")) {
       ASSIGN_OR_RETURN(const double ours, value_of(f));
       if (number_at(f, "published") == 0 && !f.contains("over"))
@@ -58,32 +74,62 @@ class Evaluation {
     return out;
   }
 
- private:
+  // Values of the file. The first problem is kept; what is returned then means
+  // nothing.
+  template <typename Read>
+  auto read(const json& object, const Read& value) {
+    JsonReader reader(object, &object == &file_ ? "" : label_of(object));
+    auto out = value(reader);
+    if (problem_.ok()) problem_ = reader.problem();
+    return out;
+  }
+  std::string text_at(const json& object, const char* key,
+                      const char* absent = nullptr) {
+    return read(object, [&](auto& r) { return r.text(key, absent); });
+  }
+  double number_at(const json& object, const char* key) {
+    return read(object, [&](auto& r) { return r.number(key, 0); });
+  }
+  // Of elements that `is_element` accepts and `elements` describes.
+  json array_at(
+      const json& object, const char* key, const char* elements = "",
+      bool (*is_element)(const json&) = [](const json&) { return true; }) {
+    return read(object, [&](JsonReader& r) -> json {
+      const json& array = r.array(key);
+      if (std::all_of(array.begin(), array.end(), is_element)) return array;
+      r.refuse(key, elements);
+      return json::array();
+    });
+  }
+  json object_at(const json& object, const char* key) {
+    return read(object, [&](JsonReader& r) -> json {
+      const json* found = r.find(key);
+      if (found != nullptr && found->is_object()) return *found;
+      r.refuse(key, "an object");
+      return json::object();
+    });
+  }
+
   Status check_sections() const {
     const auto has = [&](const char* key) {
       return file_.contains(key) && !file_.at(key).empty();
     };
-    if (file_.contains("runs") && !file_.at("runs").is_object())
-      return invalid_argument("runs: must be an object");
-    for (const char* key : {"figures", "claims", "charts"})
-      if (file_.contains(key) && !file_.at(key).is_array())
-        return invalid_argument(fmt::format("{}: must be a list", key));
     if (!has("figures") && !has("claims") && !has("charts"))
       return invalid_argument("must have figures, claims or charts");
     return ok_status();
   }
-  json list(const char* key) const {
-    return file_.contains(key) ? file_.at(key) : json::array();
+  json list(const char* key) {
+    return file_.contains(key) ? array_at(file_, key) : json::array();
   }
 
   // Those of a run replace those of its base.
-  Status settings_of(std::string name, json* out) const {
-    const json& runs = file_.at("runs");
+  Status settings_of(std::string name, json* out) {
+    const json runs = object_at(file_, "runs");
     for (std::set<std::string> seen;; name = text_at(runs.at(name), "base")) {
       if (!runs.contains(name)) return not_found("no run is called " + name);
       if (!seen.insert(name).second)
         return invalid_argument("run " + name + ": its bases form a cycle");
-      const json& run = runs.at(name);
+      const json run = object_at(runs, name.c_str());
       out->insert(run.begin(), run.end());  // what is not there yet
       if (!run.contains("base")) break;
     }
@@ -130,7 +176,7 @@ class Evaluation {
     const char* unit = c.contains("over") ? " %" : "";
     if (c.contains("beyond")) {
       ASSIGN_OR_RETURN(const double other,
-                       larger(c.at("beyond"), text_at(c, "metric")));
+                       larger(object_at(c, "beyond"), text_at(c, "metric")));
       out.holds = std::fabs(ours) > std::fabs(other);
       out.ours = fmt::format("{:+.1f} % against {:+.1f} %", ours, other);
       return out;
@@ -154,17 +200,19 @@ class Evaluation {
     out.title = text_at(c, "title");
     out.x = text_at(c, "x");
     out.y = text_at(c, "y");
-    for (const json& s : c.at("series")) {
+    const bool relative =
+        read(c, [](auto& r) { return r.flag("relative", false); });
+    for (const json& s : array_at(c, "series")) {
       StudyChart::Series line;
       line.name = text_at(s, "name");
       line.published = s.contains("published");
       if (line.published) {
-        for (const json& p : s.at("published"))
-          line.points.emplace_back(p.at(0).get<double>(),
-                                   p.at(1).get<double>());
+        for (const json& p :
+             array_at(s, "published", "pairs of numbers", is_point))
+          line.points.emplace_back(p[0].get<double>(), p[1].get<double>());
       } else {
         RETURN_IF_ERROR(vary(s, text_at(c, "metric"), &line));
-        if (c.value("relative", false))
+        if (relative)
           RETURN_IF_ERROR(make_relative(text_at(c, "metric"), &line));
       }
       out.series.push_back(std::move(line));
@@ -174,8 +222,8 @@ class Evaluation {
 
   Status vary(const json& s, const std::string& name,
               StudyChart::Series* line) {
-    json changes = s.contains("set") ? s.at("set") : json::object();
-    for (const json& value : s.at("values")) {
+    json changes = s.contains("set") ? object_at(s, "set") : json::object();
+    for (const json& value : array_at(s, "values", "numbers", is_number)) {
       changes[text_at(s, "vary")] = value;
       ASSIGN_OR_RETURN(const StudyRun run, predict(text_at(s, "run"), changes));
       ASSIGN_OR_RETURN(const double y, study_metric(run, name));
@@ -201,7 +249,7 @@ class Evaluation {
     const std::string kind = text_at(c, "bars");
     if (kind == "memory") {
       for (const MemoryPurpose& m : kMemoryPurposes) out.parts.push_back(m.key);
-      for (const json& name : c.at("runs")) {
+      for (const json& name : array_at(c, "runs", "names of runs", is_text)) {
         ASSIGN_OR_RETURN(const StudyRun run, predict(name.get<std::string>()));
         StudyChart::Bar bar{.name = name.get<std::string>(), .parts = {}};
         for (const MemoryPurpose& m : kMemoryPurposes)
@@ -217,8 +265,9 @@ class Evaluation {
     out.parts = {"change"};
     const std::string of = text_at(c, "metric"), base_run = text_at(c, "run");
     ASSIGN_OR_RETURN(const double base, metric(base_run, of));
-    for (const json& change : c.at("changes")) {
-      ASSIGN_OR_RETURN(const StudyRun run, predict(base_run, change.at("set")));
+    for (const json& change : array_at(c, "changes")) {
+      ASSIGN_OR_RETURN(const StudyRun run,
+                       predict(base_run, object_at(change, "set")));
       ASSIGN_OR_RETURN(const double y, study_metric(run, of));
       ASSIGN_OR_RETURN(const double ratio, ratio_of(y, base, of));
       out.bars.push_back(
@@ -229,6 +278,7 @@ class Evaluation {
 
   const json& file_;
   StudyRuns runs_;
+  Status problem_;
 };
 
 }  // namespace
@@ -238,13 +288,9 @@ Result<Study> evaluate_study(const std::string& text,
   const json file = json::parse(text, nullptr, false);
   if (!file.is_object())
     return invalid_argument(where + ": is not a JSON object");
-  try {
-    auto study = Evaluation(file).run();
-    if (!study.ok()) return study.status().with_context(where);
-    return study;
-  } catch (const json::exception& e) {
-    return invalid_argument(fmt::format("{}: {}", where, e.what()));
-  }
+  auto study = Evaluation(file).run();
+  if (!study.ok()) return study.status().with_context(where);
+  return study;
 }
 
 std::string study_text(const Study& s) {

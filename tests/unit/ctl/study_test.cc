@@ -120,11 +120,41 @@ TEST(Study, WhatHasNoMeaningIsRefused) {
   EXPECT_EQ(problem(j),
             "s: run base: precision = \"fp8\": must be bf16 on a device that "
             "has no fp8");
-  EXPECT_EQ(changed("/figures", Json::object()), "s: figures: must be a list");
-  EXPECT_EQ(changed("/runs", Json::array()), "s: runs: must be an object");
+  EXPECT_EQ(changed("/figures", Json::object()),
+            "s: figures = {}: must be an array");
+  EXPECT_EQ(changed("/runs", Json::array()), "s: runs = []: must be an object");
   j = small();
   for (const char* key : {"figures", "claims", "charts"}) j.erase(key);
   EXPECT_EQ(problem(j), "s: must have figures, claims or charts");
+}
+
+TEST(Study, AValueOfTheWrongTypeIsNamed) {
+  const struct {
+    const char *at, *error;
+  } kCases[] = {
+      {"/note", "note = {}: must be a string"},
+      {"/figures/0/published", "'speed': published = {}: must be a number"},
+      {"/figures/0/run", "'speed': run = {}: must be a string"},
+      {"/claims/0/least", "'positive': least = {}: must be a number"},
+      {"/claims/3/beyond/over", "over = {}: must be a string"},
+      {"/charts/0/relative", "'Scaling': relative = {}: must be true or false"},
+      {"/charts/0/series", "'Scaling': series = {}: must be an array"},
+      {"/charts/0/series/0/values/1",
+       "'ours': values = [8,{},32]: must be numbers"},
+      {"/charts/0/series/1/published/0/1",
+       "'theirs': published = [[8,{}],[32,90]]: must be pairs of numbers"},
+      {"/charts/1/runs/0", "'Memory': runs = [{}]: must be names of runs"}};
+  for (const auto& c : kCases) {
+    Json j = small();
+    j[Json::json_pointer(c.at)] = Json::object();
+    EXPECT_EQ(problem(j), std::string("s: ") + c.error);
+  }
+  for (const char* object :
+       {"/runs/base", "/figures/0", "/charts/1", "/charts/2/changes/0/set"}) {
+    Json j = small();
+    j[Json::json_pointer(object)] = 7;
+    EXPECT_HAS(problem(j), "must be an object");
+  }
 }
 
 // Counts of opening and closing tags; everything in one file.
