@@ -3,6 +3,7 @@
 #include <fmt/format.h>
 
 #include <algorithm>
+#include <cctype>
 #include <charconv>
 #include <cmath>
 #include <fstream>
@@ -34,20 +35,50 @@ constexpr const char* kColumns[] = {"source",      "where_in_source",
 constexpr int64_t kMostRanks = 1 << 20;
 constexpr size_t kMostText = 256;  // of a field that is matched or shown
 
-// Fields of a line, with quotes as in RFC 4180 but no line breaks inside them.
-std::vector<std::string> split(const std::string& line) {
+// Lines up to one at whose end no quote is open.
+struct Record {
+  int line = 0;  // the first one
+  std::string text;
+};
+
+// Reads the next record that is not empty; 0 is its line if there is none.
+// *lines: how many were read.
+Status next_record(std::istream& in, const std::string& name, int* lines,
+                   Record* out) {
+  *out = {};
+  bool open = false;
+  for (std::string line; std::getline(in, line);) {
+    ++*lines;
+    if (!open && (line.empty() || line == "\r")) continue;
+    if (out->line == 0) out->line = *lines;
+    out->text += line + '\n';
+    if (std::count(line.begin(), line.end(), '"') % 2 == 1) open = !open;
+    if (!open) return ok_status();
+  }
+  if (!open) return ok_status();
+  return invalid_argument(
+      fmt::format("{}:{}: a quote is not closed", name, out->line));
+}
+
+// Fields of a record, with quotes as in RFC 4180, without blanks at their ends.
+std::vector<std::string> split(const std::string& record) {
   std::vector<std::string> out(1);
   bool quoted = false;
-  for (size_t i = 0; i < line.size(); ++i) {
-    const char c = line[i];
-    if (c == '"' && quoted && i + 1 < line.size() && line[i + 1] == '"')
-      out.back() += line[++i];
+  for (size_t i = 0; i < record.size(); ++i) {
+    const char c = record[i];
+    if (c == '"' && quoted && i + 1 < record.size() && record[i + 1] == '"')
+      out.back() += record[++i];
     else if (c == '"')
       quoted = !quoted;
     else if (c == ',' && !quoted)
       out.emplace_back();
-    else if (c != '\r')
+    else
       out.back() += c;
+  }
+  constexpr const char* kBlank = " \t\r\n";
+  for (std::string& field : out) {
+    field.erase(field.find_last_not_of(kBlank) + 1);
+    field.erase(0, field.find_first_not_of(kBlank));
   }
   return out;
 }
@@ -177,7 +208,9 @@ planner::Execution execution_of(const std::string& note, const Row& row,
 }
 
 void read_device(Fields* f, Row* row) {
-  const std::string gpu = f->text("gpu");
+  std::string gpu = f->text("gpu");
+  for (char& c : gpu)
+    c = static_cast<char>(std::toupper(static_cast<unsigned char>(c)));
   // Longer runs of letters or digits overflow the stack of std::regex.
   if (gpu.size() > kMostText)
     return f->fail("gpu", fmt::format("at most {} characters", kMostText));
@@ -288,13 +321,15 @@ Result<Row> read_row(Fields f, int line) {
 Result<std::vector<Row>> parse_rows(const std::string& text,
                                     const std::string& name) {
   std::istringstream in(text);
-  std::string line;
-  if (!std::getline(in, line))
+  int lines = 0;
+  Record record;
+  RETURN_IF_ERROR(next_record(in, name, &lines, &record));
+  if (record.line == 0)
     return invalid_argument(name +
                             ": empty; expected a CSV file with a header");
-  if (line.starts_with("\xEF\xBB\xBF")) line.erase(0, 3);
+  if (record.text.starts_with("\xEF\xBB\xBF")) record.text.erase(0, 3);
   std::map<std::string, size_t> columns;
-  const std::vector<std::string> header = split(line);
+  const std::vector<std::string> header = split(record.text);
   for (size_t i = 0; i < header.size(); ++i) columns.emplace(header[i], i);
   std::vector<std::string> missing, repeated;
   const auto need = [&](const char* column) {
@@ -310,10 +345,11 @@ Result<std::vector<Row>> parse_rows(const std::string& text,
     return invalid_argument(
         fmt::format("{}: columns that occur twice: {}", name, join(repeated)));
   std::vector<Row> rows;
-  for (int number = 2; std::getline(in, line); ++number) {
-    if (line.empty() || line == "\r") continue;
-    const std::string where = fmt::format("{}:{}", name, number);
-    std::vector<std::string> values = split(line);
+  for (;;) {
+    RETURN_IF_ERROR(next_record(in, name, &lines, &record));
+    if (record.line == 0) break;
+    const std::string where = fmt::format("{}:{}", name, record.line);
+    std::vector<std::string> values = split(record.text);
     if (values.size() != header.size())
       return invalid_argument(fmt::format("{}: {} fields, the header has {}",
                                           where, values.size(), header.size()));
@@ -321,7 +357,7 @@ Result<std::vector<Row>> parse_rows(const std::string& text,
     if (fields.text("verified") == "memory" ||
         fields.text("tokens_per_s_per_gpu").empty())
       continue;
-    ASSIGN_OR_RETURN(Row row, read_row(std::move(fields), number));
+    ASSIGN_OR_RETURN(Row row, read_row(std::move(fields), record.line));
     rows.push_back(std::move(row));
   }
   if (rows.empty()) return invalid_argument(name + ": no row to compare with");

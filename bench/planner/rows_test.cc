@@ -78,6 +78,31 @@ TEST(Rows, TheNumberOfDevicesFollowsFromTheLayout) {
   EXPECT_NE(problem(",64,8,2,4,", ",,8,2,,"), "");
 }
 
+TEST(Rows, AQuotedFieldMayHaveLineBreaks) {
+  std::string text = std::string(kHeader) + "\r\n" + kRow + kRow;
+  const std::string from = "Table 1, VP=3";
+  text.replace(text.find(from), from.size(), "Table 1,\r\n\nVP=5");
+  const auto rows = parse_rows(text, "x.csv");
+  ASSERT_TRUE(rows.ok()) << rows.status().message();
+  ASSERT_EQ(rows->size(), 2u);
+  EXPECT_EQ((*rows)[0].line, 3);
+  EXPECT_EQ((*rows)[0].shape.chunks, 5);
+  EXPECT_EQ((*rows)[1].line, 6);
+  EXPECT_EQ(problem("VP=3\"", "VP=3"), "x.csv:2: a quote is not closed");
+  EXPECT_EQ(problem("source,", "\"source,"), "x.csv:1: a quote is not closed");
+}
+
+TEST(Rows, BlanksAroundAFieldAndCaseOfADeviceDoNotMatter) {
+  std::string text = std::string(kHeader) + kRow;
+  const std::string from = "A100-80GB (Selene),64,8";
+  text.replace(text.find(from), from.size(), " a100 80gb\t, 64 ,8 ");
+  const auto rows = parse_rows(text, "x.csv");
+  ASSERT_TRUE(rows.ok()) << rows.status().message();
+  EXPECT_EQ(rows->front().device, "A100");
+  EXPECT_EQ(rows->front().memory_gb, 80);
+  EXPECT_EQ(rows->front().world, 64);
+}
+
 TEST(Rows, RecalledRowsAreSkipped) {
   EXPECT_EQ(problem(",yes", ",memory"), "x.csv: no row to compare with");
 }
