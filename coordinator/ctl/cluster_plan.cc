@@ -298,12 +298,12 @@ int64_t default_batch(int64_t seq_len, int64_t devices) {
   return batch - batch % static_cast<int64_t>(std::bit_floor(part));
 }
 
-double parameters_of(const SearchRequest& q) {
+int64_t parameters_of(const SearchRequest& q) {
   planner::JobShape s;
   s.model = q.model;
-  return static_cast<double>(q.model.n_layers) *
-             planner::layer_elements(s, {}) +
-         planner::vocabulary_elements(s, {}) * (q.model.tie_embeddings ? 1 : 2);
+  return std::llround(
+      static_cast<double>(q.model.n_layers) * planner::layer_elements(s, {}) +
+      planner::vocabulary_elements(s, {}) * (q.model.tie_embeddings ? 1 : 2));
 }
 
 std::pair<double, double> step_range_s(const ClusterChoice& cluster,
@@ -351,7 +351,7 @@ std::string plan_heading(const SearchRequest& q, const ModelChoice& model,
                          const ClusterChoice& cluster) {
   const int64_t nodes =
       (q.devices + q.machine.node_devices - 1) / q.machine.node_devices;
-  const double p = parameters_of(q);
+  const auto p = static_cast<double>(parameters_of(q));
   return fmt::format(
       "{}: {} parameters, on {} x {} ({} of {}); {} of {} a "
       "step, {}\n",

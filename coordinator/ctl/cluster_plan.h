@@ -40,7 +40,7 @@ Result<planner::SearchRequest> search_request(const ClusterPlanOptions& options,
 std::string plan_heading(const planner::SearchRequest& request,
                          const ModelChoice& model,
                          const ClusterChoice& cluster);
-double parameters_of(const planner::SearchRequest& request);
+int64_t parameters_of(const planner::SearchRequest& request);
 // The range in which nine of ten steps are, from what measured runs on such
 // devices took; {0, 0} if that is unknown. As text: a line, or "".
 std::pair<double, double> step_range_s(const ClusterChoice& cluster,

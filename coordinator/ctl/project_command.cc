@@ -14,6 +14,7 @@
 #include "parallel/planner/collective.h"
 #include "parallel/planner/projection.h"
 #include "proto/base/json_output.h"
+#include "proto/base/text.h"
 
 namespace remesh::ctl {
 namespace {
@@ -53,7 +54,7 @@ struct Way {
 };
 
 struct Projection {
-  double steps = 0;
+  int64_t steps = 0;
   double steps_s = 0;      // of the steps alone
   double mtbf_s = 0;       // of all devices
   double state_bytes = 0;  // of the model
@@ -72,10 +73,11 @@ Projection projection_of(const ProjectOptions& o,
   const auto devices = static_cast<double>(q.devices);
   const double step_s = plan.cost.total_s;
   Projection p;
-  p.steps = std::ceil(o.tokens / static_cast<double>(q.global_batch * q.T));
-  p.steps_s = p.steps * step_s;
+  p.steps = std::llround(
+      std::ceil(o.tokens / static_cast<double>(q.global_batch * q.T)));
+  p.steps_s = static_cast<double>(p.steps) * step_s;
   p.mtbf_s = o.mtbf_hours * kHour / devices;
-  p.state_bytes = kStateBytes * parameters_of(q);
+  p.state_bytes = kStateBytes * static_cast<double>(parameters_of(q));
   p.restart = {
       .mtbf_s = p.mtbf_s,
       .save_s = p.state_bytes / (o.storage_gb_per_s * 1e9),
@@ -168,10 +170,11 @@ std::string text_of(const ProjectOptions& o, const planner::SearchRequest& q,
   std::string out = plan_heading(q, model, cluster);
   out += fmt::format(
       "  {}: {:.2f} s a step, {:.0f} tokens/s/device, MFU {:.1f} %\n"
-      "{}  {} tokens in {:.0f} steps\n\n",
+      "{}  {} token{} in {}\n\n",
       plan.settings(), plan.cost.total_s, plan.cost.tokens_per_s,
       100 * plan.cost.mfu, step_range_text(cluster, plan),
-      short_number(o.tokens), p.steps);
+      short_number(o.tokens), o.tokens == 1 ? "" : "s",
+      plural(p.steps, "step"));
   out += ways_text(p, devices);
   out += fmt::format("\nfailures: one every {} ({:g} h for a device)",
                      duration(p.mtbf_s), o.mtbf_hours);
@@ -220,7 +223,7 @@ Result<std::string> project_text(const ProjectOptions& o,
       {{"model", model.name},
        {"cluster", cluster.name},
        {"devices", q.devices},
-       {"tokens", o.tokens},
+       {"tokens", std::llround(o.tokens)},
        {"plan", plan.settings()},
        {"step_s", plan.cost.total_s},
        {"step_range_s", most > 0 ? Json{least, most} : Json(nullptr)},

@@ -98,6 +98,7 @@ TEST(HfConfig, AHeadMayHaveAnySize) {
   const double layer = 1024.0 * (2 * 2048 + 2 * 1024 + 3 * 3072);
   const double table = 151936.0 * 1024;
   EXPECT_EQ(out["parameters"], 28 * layer + table);  // of matrices
+  EXPECT_TRUE(out["parameters"].is_number_integer());
   const Json& best = out["plans"][0];
   EXPECT_NEAR(best["mfu"].get<double>() * 1e12 *
                   h100.cluster.device().peak_tflops() /

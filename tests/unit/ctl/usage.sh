@@ -213,6 +213,9 @@ project="plan project --model llama3-8b $on 8"
 expect 0 "checkpoint-restart" "$bin/remesh" $project --tokens 1e12
 expect 0 "none, because all devices are in one node" \
   "$bin/remesh" $project --tokens 1e12
+expect 0 "1 token in 1 step" "$bin/remesh" $project --tokens 1
+expect 0 '"tokens": 1000000000000,' \
+  "$bin/remesh" $project --tokens 1e12 --json
 expect 2 "--tokens" "$bin/remesh" $project
 expect 2 "--mtbf-hours" "$bin/remesh" $project --tokens 1e12 --mtbf-hours 0
 expect 2 "--tokens" "$bin/remesh" $project --tokens nan
