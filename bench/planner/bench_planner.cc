@@ -6,6 +6,7 @@
 //   bench_planner fit FILE.csv ... [--write]   fits the clusters' constants
 //   bench_planner search                   time of large searches, and how many
 //                                          plans they simulate
+//   bench_planner local, hosts, tune       choices on this machine (choices.h)
 #include <fmt/format.h>
 
 #include <CLI/CLI.hpp>
@@ -16,6 +17,8 @@
 #include <functional>
 #include <map>
 
+#include "bench/options.h"
+#include "bench/planner/choices.h"
 #include "bench/planner/report.h"
 #include "parallel/jobfile/jobfile.h"
 #include "parallel/planner/search.h"
@@ -251,17 +254,57 @@ Status time_searches(const Options& o) {
   return time_placement();
 }
 
+void add_choice_verbs(CLI::App* app, ChoiceOptions* o,
+                      std::function<int()>* action) {
+  const auto verb = [&](const char* name, const char* help,
+                        int (*f)(const ChoiceOptions&)) {
+    CLI::App* sub = app->add_subcommand(name, help);
+    sub->add_option("--model", o->model, "15m, 42m or 110m")
+        ->capture_default_str()
+        ->check(CLI::IsMember({"15m", "42m", "110m"}));
+    add_number(*sub, "--ranks", o->ranks, "Ranks at most", 2, 64);
+    add_number(*sub, "--batch", o->batch, "Sequences of a step", 2, 65536);
+    add_number(*sub, "--seq", o->seq, "Tokens of a sequence", 1, 1 << 20);
+    add_number(*sub, "--steps", o->steps,
+               "Steps of a run, the first two of which do not count", 4, 10000);
+    add_number(*sub, "--rounds", o->rounds, "Runs of a setting", 1, 1000);
+    sub->add_flag("--smoke", o->smoke, "Everything tiny; no target is judged");
+    sub->callback([=] { *action = [=] { return f(*o); }; });
+    return sub;
+  };
+  CLI::App* local = verb("local",
+                         "random settings on this machine, predicted "
+                         "and measured",
+                         compare_layouts);
+  add_number(*local, "--layouts", o->layouts, "Settings to draw", 1, 1000);
+  local->add_option("--seed", o->seed, "Of the draw")->capture_default_str();
+  verb("hosts",
+       "the choice for one host and for two with a slow link, measured "
+       "on both",
+       compare_hosts);
+  verb("tune", "`remesh tune` against a sweep of all settings", compare_tuner)
+      ->add_option("--fix", o->fixed, "Knobs that do not vary")
+      ->delimiter(',')
+      ->capture_default_str();
+}
+
 int run(int argc, char** argv) {
   Options o;
   CLI::App app("The planner's predictions beside measured training runs.");
   app.add_option("--clusters", o.clusters, "folder of cluster descriptions");
   app.require_subcommand(1);
-  Status (*action)(const Options&) = nullptr;
+  std::function<int()> action;
   const auto verb = [&](const char* name, const char* help,
                         Status (*f)(const Options&), bool files = true) {
     CLI::App* sub = app.add_subcommand(name, help);
     if (files) sub->add_option("files", o.files, "CSV files")->required();
-    sub->callback([&action, f] { action = f; });
+    sub->callback([&, f] {
+      action = [&, f] {
+        const Status s = f(o);
+        if (!s.ok()) fmt::print(stderr, "{}\n", s.message());
+        return exit_code_of(s);
+      };
+    });
     return sub;
   };
   verb("validate", "errors by device and source", validate);
@@ -269,14 +312,14 @@ int run(int argc, char** argv) {
   verb("fit", "fits the constants of the clusters", fit_clusters)
       ->add_flag("--write", o.write, "write them into the descriptions");
   verb("search", "time of large searches", time_searches, /*files=*/false);
+  ChoiceOptions choice;
+  add_choice_verbs(&app, &choice, &action);
   try {
     app.parse(argc, argv);
   } catch (const CLI::ParseError& e) {
     return app.exit(e) == 0 ? 0 : 2;
   }
-  const Status s = action(o);
-  if (!s.ok()) fmt::print(stderr, "{}\n", s.message());
-  return exit_code_of(s);
+  return action();
 }
 
 }  // namespace

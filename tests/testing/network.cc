@@ -4,6 +4,7 @@
 #include <signal.h>
 #include <unistd.h>
 
+#include <algorithm>
 #include <atomic>
 #include <cstdlib>
 #include <sstream>
@@ -161,10 +162,12 @@ Status Network::set_rate(int host, int64_t bits_per_second) {
   const auto limit = [&](int where, const std::string& dev) -> Status {
     if (bits_per_second == 0)
       return tc(where, fmt::format("qdisc del dev {} root", dev));
+    // Of a millisecond, so that timers do not slow a fast link down.
+    const int64_t burst = std::max<int64_t>(8192, bits_per_second / 8000);
     RETURN_IF_ERROR(tc(where, fmt::format("qdisc replace dev {} root handle 1: "
-                                          "tbf rate {}bit burst 8kb latency "
+                                          "tbf rate {}bit burst {} latency "
                                           "200ms",
-                                          dev, bits_per_second)));
+                                          dev, bits_per_second, burst)));
     return tc(where,
               fmt::format("qdisc replace dev {} parent 1: handle 2: pfifo_fast",
                           dev));
