@@ -43,7 +43,8 @@ uint64_t sum_of(const F& predict, const planner::JobShape& s, const Layout& l) {
 }
 
 uint64_t training_bytes(const planner::JobShape& s, const Layout& l, int rank) {
-  return planner::predict_memory(s, l, rank).total();
+  return planner::predict_memory(s, l, rank).total() +
+         planner::predict_workspace(s, l, /*threads=*/1);
 }
 
 // A running job. The functions return an error if it does not do as it is told.

@@ -84,7 +84,8 @@ std::string prediction_table(const planner::JobShape& shape, const Layout& l) {
 }
 
 // What comes on top of the table, for the rank with most of it.
-std::string besides_text(const planner::JobShape& shape, const Layout& l) {
+std::string besides_text(const planner::JobShape& shape, const Layout& l,
+                         int threads) {
   uint64_t save = 0, segments = 0;
   for (int pp = 0; pp < l.pp; ++pp) {
     const int rank = l.rank({.pp = pp});
@@ -92,7 +93,9 @@ std::string besides_text(const planner::JobShape& shape, const Layout& l) {
     segments = std::max(segments, planner::predict_segments(shape, l, rank));
   }
   std::string out =
-      "  besides: " + format_bytes(save) + " to save a checkpoint";
+      "  besides: " +
+      format_bytes(planner::predict_workspace(shape, l, threads)) +
+      " inside of operations, " + format_bytes(save) + " to save a checkpoint";
   if (segments > 0)
     out += ", " + format_bytes(segments) +
            " of old state while another mesh takes over";
@@ -190,7 +193,9 @@ Result<std::string> plan_text(const pb::Job& job, const PlanOptions& o) {
     out += fmt::format("  note: {} slots share the {} cores of a host\n",
                        o.slots, o.cores);
   out += "predicted memory of a rank:\n" + prediction_table(shape, l) +
-         besides_text(shape, l);
+         besides_text(shape, l,
+                      request.threads > 0 ? request.threads
+                                          : std::max(1, o.cores / o.slots));
   if (o.memory_gib > 0)
     out +=
         fmt::format("  available: {:.1f} GiB for each of a host's {} ranks\n",

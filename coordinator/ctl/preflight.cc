@@ -128,8 +128,8 @@ Ranks ranks_of(const PreflightOptions& o) {
     const uint64_t all =
         planner::predict_memory(*shape, placed->layout, p.rank()).total() +
         planner::predict_save(*shape, placed->layout, p.rank()) +
-        planner::kernel_workspace(*shape, placed->layout,
-                                  threads > 0 ? threads : p.threads());
+        planner::predict_workspace(*shape, placed->layout,
+                                   threads > 0 ? threads : p.threads());
     const uint64_t shared =
         o.job.elastic().keep_state()
             ? planner::predict_segments(*shape, placed->layout, p.rank())

@@ -46,7 +46,7 @@ std::vector<ParamSpec> llama_parameters(const ModelConfig& config);
 //              context parallelism three gradients and two copies of keys and
 //              values, and fp32 queries
 //
-// The backend's own workspaces come on top: kernel_workspace().
+// The backend's own workspaces come on top: predict_workspace() of the planner.
 ChunkMemory llama_memory(const ShardTable& shard, int chunk,
                          const ChunkUse& use);
 

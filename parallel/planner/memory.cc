@@ -201,6 +201,17 @@ int64_t replica_bytes(const JobShape& s, const Layout& l, int64_t state) {
   return (kept + (own_too ? 1 : 0)) * 2 * kStateVectors * state * kFp32;
 }
 
+// Of sums over so many ranks, eight at once (worker/engine/grad_store.cc), each
+// with two blocks in progress, which have a piece of every rank
+// (parallel/comm/direct_reduce.h). It is never more than twice what is summed.
+int64_t sum_scratch(int64_t ranks) {
+  constexpr int64_t kAtOnce = 8, kBlocks = 2, kBlock = 2 << 20;
+  constexpr int64_t kLeast = 16 << 10, kMost = 256 << 10;
+  return ranks == 1 ? 0
+                    : kAtOnce * kBlocks * ranks *
+                          std::clamp(kBlock / ranks, kLeast, kMost);
+}
+
 MemoryUse rank_memory(const JobShape& s, const Layout& l, const Common& mesh,
                       int rank) {
   const Coord at = l.coord(rank);
@@ -339,13 +350,18 @@ uint64_t predict_segments(const JobShape& s, const Layout& l, int rank) {
                                replica_bytes(s, l, state));
 }
 
-uint64_t kernel_workspace(const JobShape& s, const Layout& l, int threads) {
+uint64_t predict_workspace(const JobShape& s, const Layout& l, int threads) {
+  const int64_t gradients =
+      geometry::ParamTable::make(s.model).num_elements() / l.tp / l.pp * kFp32;
+  const int z = shard_group_on(s, l);
+  const int64_t sums =
+      std::min(2 * gradients, sum_scratch(z) + sum_scratch(l.dp * l.cp / z));
   const int64_t tokens = s.B * s.T / l.cp;
   const int64_t width = std::max(s.model.dim, s.model.hidden_dim / l.tp);
   const int64_t columns = s.bf16 && s.packed ? k16Bit * tokens * width : 0;
   // Six fp32 vectors of a head's sequence; bf16 with AMX needs fewer bytes.
   constexpr int64_t kVectors = 6 * kFp32;
-  return static_cast<uint64_t>(columns +
+  return static_cast<uint64_t>(sums + columns +
                                threads * kVectors * s.T * s.model.head_dim());
 }
 

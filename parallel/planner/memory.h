@@ -56,12 +56,12 @@ MemoryUse predict_memory(const JobShape& shape, const geometry::Layout& layout,
 // which is copied before, buffers of the file as well.
 uint64_t predict_save(const JobShape& shape, const geometry::Layout& layout,
                       int rank);
-// What the kernels of a rank with so many threads use inside of an operation,
-// at most, of which predict_memory() has nothing either: copies of a matrix in
-// the order of AMX, and of a sequence's keys and values, with their gradients,
-// for each thread (worker/kernels/cpu).
-uint64_t kernel_workspace(const JobShape& shape, const geometry::Layout& layout,
-                          int threads);
+// What a rank with so many threads uses inside of operations, at most, of which
+// predict_memory() has nothing either. Kernels: copies of a matrix in the order
+// of AMX, and of a sequence's keys and values, with their gradients, for each
+// thread (worker/kernels/cpu). Sums of gradients: what arrives from others.
+uint64_t predict_workspace(const JobShape& shape,
+                           const geometry::Layout& layout, int threads);
 
 // The part of predict_memory() that is in shared memory: the rank's state and
 // the replicas. In a mesh change those of the old mesh come on top of what the

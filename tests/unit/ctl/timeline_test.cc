@@ -251,7 +251,7 @@ TEST(Plan, PrintsMeshStagesAndMemoryOrTheReason) {
         "stage 0: embedding, layers 0-1", "stage 1: layers 2-3, head",
         "scheduled bubble: ",
         "4 microbatches of 4 x 256 tokens per step, 2 per data-parallel rank",
-        "  besides: ", " to save a checkpoint, ",
+        "  besides: ", " inside of operations, ", " to save a checkpoint, ",
         " of old state while another mesh takes over\n"})
     EXPECT_HAS(text, part);
   EXPECT_EQ(plan_text(job, {.slots = 1, .cores = 4}).status().code(),

@@ -282,6 +282,29 @@ TEST(PredictMemory, SegmentsAreTheStateAndItsReplicas) {
   EXPECT_EQ(predict_segments(s, l, 0), 2 * (own.weights + own.optimizer));
 }
 
+// Eight sums at once, each of two blocks of at most 256 KiB from every rank or
+// 2 MiB together; a small model does not fill them.
+TEST(PredictMemory, SumsOfGradientsNeedScratch) {
+  JobShape s{.model = geometry::llama(1024, 8, 8, 8, 2816, 32000), .T = 64};
+  const auto sums = [&](const Layout& l) {
+    return predict_workspace(s, l, 1) - predict_workspace(s, {}, 1);
+  };
+  constexpr uint64_t kMiB = 1 << 20;
+  EXPECT_EQ(sums({.pp = 2, .tp = 2}), 0U);
+  EXPECT_EQ(sums({.dp = 2}), 8 * kMiB);
+  EXPECT_EQ(sums({.dp = 2, .cp = 2}), 16 * kMiB);
+  EXPECT_EQ(sums({.dp = 64}), 32 * kMiB);
+  EXPECT_EQ(sums({.dp = 256}), 64 * kMiB);
+  s.zero_stage = 1;
+  EXPECT_EQ(sums({.dp = 4}), 16 * kMiB);
+  s.shard_group = 2;
+  EXPECT_EQ(sums({.dp = 8}), 24 * kMiB);
+  s.model = geometry::llama(64, 2, 4, 4, 128, 256);
+  EXPECT_EQ(sums({.dp = 8, .pp = 2}),
+            static_cast<uint64_t>(
+                geometry::ParamTable::make(s.model).num_elements() / 2 * 8));
+}
+
 // On workers and hosts of their own.
 TEST(PredictMemory, ReplicasAreThoseThatArePlaced) {
   const uint64_t seed = test_seed();
