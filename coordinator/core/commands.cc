@@ -66,10 +66,10 @@ Status check_another_mesh_follows(const pb::Durable& durable) {
 
 Result<Event> pin_mesh(const std::string& layout, const CommandInputs& in) {
   RETURN_IF_ERROR(check_another_mesh_follows(*in.durable));
-  pb::MeshRequest* request = in.durable->mutable_mesh_request();
-  ASSIGN_OR_RETURN(const bool changed, in.policy.pin(in.view, layout, request));
+  ASSIGN_OR_RETURN(const bool changed,
+                   in.policy.pin(in.view, layout, in.durable));
   if (!changed) return Event();
-  const auto pin = pinned_layout(*request);
+  const auto pin = pinned_layout(in.durable->mesh_request());
   pb::EventRecord e =
       event(events::kMeshAsked, {.detail = pin ? "pinned to " + pin->to_string()
                                                : "automatic mesh selection"});
@@ -80,9 +80,8 @@ Result<Event> pin_mesh(const std::string& layout, const CommandInputs& in) {
 
 Result<Event> set_scale(int64_t slots, const CommandInputs& in) {
   RETURN_IF_ERROR(check_another_mesh_follows(*in.durable));
-  ASSIGN_OR_RETURN(
-      const bool changed,
-      in.policy.scale(in.view, slots, in.durable->mutable_mesh_request()));
+  ASSIGN_OR_RETURN(const bool changed,
+                   in.policy.scale(in.view, slots, in.durable));
   if (!changed) return Event();
   return Event(
       event(events::kScaleAsked,

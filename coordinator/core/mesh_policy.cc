@@ -390,7 +390,7 @@ Status MeshPolicy::check_layout(const ClusterView& view,
 }
 
 Result<bool> MeshPolicy::pin(const ClusterView& view, const std::string& text,
-                             pb::MeshRequest* request) const {
+                             pb::Durable* durable) const {
   std::string pinned;
   if (text != "auto") {
     ASSIGN_OR_RETURN(const Layout layout, Layout::parse(text));
@@ -399,9 +399,10 @@ Result<bool> MeshPolicy::pin(const ClusterView& view, const std::string& text,
   }
   const bool here =
       layout_of(view.durable.assignment().mesh()).to_string() == pinned;
-  if (request->pinned() == pinned &&
-      (pinned.empty() || here || request->changed()))
+  if (durable->mesh_request().pinned() == pinned &&
+      (pinned.empty() || here || durable->mesh_request().changed()))
     return false;  // it is so already, or will be
+  pb::MeshRequest* request = durable->mutable_mesh_request();
   request->set_pinned(pinned);
   request->set_changed(true);
   note_change(view, request);
@@ -419,16 +420,18 @@ void MeshPolicy::note_change(const ClusterView& view,
     request->set_changed(true);
 }
 
-bool MeshPolicy::note_fulfilled(const ClusterView& view, pb::Durable* d) const {
-  if (!d->mesh_request().changed()) return false;
-  note_change(view, d->mutable_mesh_request());
-  return !d->mesh_request().changed();
+bool MeshPolicy::note_fulfilled(const ClusterView& view,
+                                pb::Durable* durable) const {
+  if (!durable->mesh_request().changed()) return false;
+  note_change(view, durable->mutable_mesh_request());
+  return !durable->mesh_request().changed();
 }
 
 Result<bool> MeshPolicy::scale(const ClusterView& view, int64_t slots,
-                               pb::MeshRequest* request) const {
+                               pb::Durable* durable) const {
   RETURN_IF_ERROR(check_scale(view, slots));
-  if (request->scale() == slots) return false;
+  if (durable->mesh_request().scale() == slots) return false;
+  pb::MeshRequest* request = durable->mutable_mesh_request();
   request->set_scale(static_cast<int>(slots));
   note_change(view, request);
   return true;

@@ -103,11 +103,12 @@ class MeshPolicy {
   bool awaits_joins(const ClusterView& view) const;
 
   // Commands: pin this layout ("auto": none) or use this number of slots (0:
-  // all). Return whether that changes the request, which is the view's.
+  // all). Return whether that changes the request in `durable`, which is the
+  // view's; a command that is refused changes nothing.
   Result<bool> pin(const ClusterView& view, const std::string& layout,
-                   pb::MeshRequest* request) const;
+                   pb::Durable* durable) const;
   Result<bool> scale(const ClusterView& view, int64_t slots,
-                     pb::MeshRequest* request) const;
+                     pb::Durable* durable) const;
   // Notes that the mesh that a command asked for is the present one, now that
   // workers have left. Returns whether that is new.
   bool note_fulfilled(const ClusterView& view, pb::Durable* durable) const;

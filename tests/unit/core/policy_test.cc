@@ -56,6 +56,16 @@ TEST(MeshPolicy, UsesAllSlotsUnlessACommandLimitsThem) {
   EXPECT_EQ(world(f.policy.place(f.view())), 3) << "the pin does not fit";
 }
 
+TEST(MeshPolicy, ARefusedCommandChangesNothing) {
+  Fixture f;
+  f.hear_all({"a", "b"});
+  EXPECT_FALSE(f.policy.pin(f.view(), "dp4", &f.durable).ok());
+  EXPECT_FALSE(f.policy.scale(f.view(), -1, &f.durable).ok());
+  EXPECT_FALSE(f.policy.scale(f.view(), 0, &f.durable).value());
+  EXPECT_FALSE(f.durable.has_mesh_request());
+  EXPECT_TRUE(f.policy.scale(f.view(), 1, &f.durable).value());
+}
+
 pb::Report of_build(const std::string& worker, const std::string& build) {
   pb::Report r = report(worker, 0);
   r.set_build(build);
