@@ -16,15 +16,6 @@ namespace {
 constexpr int64_t kWorkerTickMs = 50;
 constexpr int64_t kCoordinatorTickMs = 50;
 
-// The answer to a message from hostile.cc.
-bool answers_hostile(const core::Action& action) {
-  if (const auto* e = std::get_if<core::EmitEvent>(&action))
-    return e->record.event() == events::kReportRefused.name;
-  if (const auto* r = std::get_if<core::Respond>(&action))
-    return r->client == kHostileClient;
-  return std::holds_alternative<core::Refuse>(action);
-}
-
 }  // namespace
 
 Cluster::Cluster(const SimOptions& options)

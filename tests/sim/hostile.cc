@@ -5,6 +5,7 @@
 
 #include "proto/base/rng.h"
 #include "proto/limits/plausible.h"
+#include "proto/rundir/events.h"
 #include "proto/wire/protocol.h"
 #include "tests/sim/cluster.h"
 #include "tests/sim/parts.h"
@@ -280,6 +281,14 @@ agent::Event hostile_event(Rng& rng, const std::string& worker,
   d.set_generation(o.generation);
   spoil(rng, &d);
   return agent::DirectiveReceived{d};
+}
+
+bool answers_hostile(const core::Action& action) {
+  if (const auto* e = std::get_if<core::EmitEvent>(&action))
+    return e->record.event() == events::kReportRefused.name;
+  if (const auto* r = std::get_if<core::Respond>(&action))
+    return r->client == kHostileClient;
+  return std::holds_alternative<core::Refuse>(action);
 }
 
 // ------------------------------------------------------------- the cluster

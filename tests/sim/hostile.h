@@ -33,5 +33,8 @@ core::Input hostile_input(std::mt19937_64& rng, const Overheard& overheard);
 // A message to that worker.
 agent::Event hostile_event(std::mt19937_64& rng, const std::string& worker,
                            uint64_t incarnation, const Overheard& overheard);
+// Whether the action may answer such a message. How often these are reported is
+// limited, so a real one that is refused may get no report.
+bool answers_hostile(const core::Action& action);
 
 }  // namespace remesh::sim

@@ -6,6 +6,7 @@
 #include <utility>
 
 #include "tests/sim/cluster.h"
+#include "tests/sim/hostile.h"
 #include "tests/sim/parts.h"
 
 namespace remesh::sim {
@@ -79,6 +80,7 @@ bool Cluster::finds_lines_of_rival() {
 void Cluster::drive_rival(const core::Input& event) {
   if (!rival_ || now_ < rival_frozen_until_) return;
   for (const core::Action& a : rival_->on(event, now_)) {
+    if (answers_hostile(a)) continue;
     if (const std::string why = refuses_rival(a); !why.empty())
       return end_rival(why);
     if (const auto* m = std::get_if<core::AppendMetrics>(&a)) {
