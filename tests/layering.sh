@@ -46,7 +46,7 @@ parallel/comm proto/base|parallel/geometry
 parallel/jobfile proto/(base|limits)|proto/[a-z]*\.pb\.h|parallel/geometry
 parallel/planner proto/base|proto/[a-z]*\.pb\.h|parallel/geometry
 parallel/tune proto/base|parallel/(geometry|planner)
-checkpoint/manifest proto/base|proto/[a-z]*\.pb\.h|parallel/geometry
+checkpoint/manifest proto/base|proto/[a-z]*\.pb\.h|parallel/geometry|checkpoint/memory
 checkpoint/store proto/base|proto/[a-z]*\.pb\.h|parallel/geometry|checkpoint/(manifest|memory)
 checkpoint/memory proto/base|proto/[a-z]*\.pb\.h|parallel/geometry
 checkpoint/huggingface proto/base|proto/[a-z]*\.pb\.h|parallel/geometry|checkpoint/(manifest|store)

@@ -54,4 +54,20 @@ Result<geometry::Sharding> parse_sharding(const pb::Sharding& info) {
   return out;
 }
 
+pb::StateHolding holding_of(const memory::StateInfo& info,
+                            const std::string& segment) {
+  pb::StateHolding h;
+  h.set_step(info.step);
+  h.set_generation(info.generation);
+  h.set_rank(info.rank);
+  *h.mutable_sharding() = sharding_info(info.sharding);
+  h.set_model(info.model);
+  h.set_elements(info.elements);
+  h.set_tokens(info.tokens);
+  h.set_sequences(info.sequences);
+  h.set_replica(info.replica);
+  h.set_segment(segment);
+  return h;
+}
+
 }  // namespace remesh::manifest

@@ -1,8 +1,13 @@
-// Sharding (parallel/geometry/sharding.h) and state records as messages.
+// Sharding (parallel/geometry/sharding.h) and state records
+// (checkpoint/memory/state_info.h) as messages.
 #pragma once
 
+#include <string>
+
+#include "checkpoint/memory/state_info.h"
 #include "parallel/geometry/sharding.h"
 #include "proto/base/status.h"
+#include "proto/control.pb.h"
 #include "proto/manifest.pb.h"
 
 namespace remesh::manifest {
@@ -12,5 +17,9 @@ pb::Sharding sharding_info(const geometry::Sharding& sharding);
 // is none that sharding_info() gives. Whether a model admits it, bounds
 // included, is make_rank_shard()'s question.
 Result<geometry::Sharding> parse_sharding(const pb::Sharding& info);
+
+// Of the state with that record, in that file; without its worker and host.
+pb::StateHolding holding_of(const memory::StateInfo& info,
+                            const std::string& segment);
 
 }  // namespace remesh::manifest

@@ -20,26 +20,6 @@ namespace {
 constexpr int64_t kListingPatienceMs = 30'000;
 constexpr int64_t kRescanMs = 1000;
 
-Result<Holding> holding_of(const pb::StateHolding& h, const std::string& worker,
-                           const std::string& host) {
-  ASSIGN_OR_RETURN(geometry::Sharding sharding,
-                   manifest::parse_sharding(h.sharding()));
-  Holding out;
-  out.step = h.step();
-  out.generation = h.generation();
-  out.rank = h.rank();
-  out.sharding = std::move(sharding);
-  out.model = h.model();
-  out.elements = h.elements();
-  out.tokens = h.tokens();
-  out.sequences = h.sequences();
-  out.replica = h.replica();
-  out.worker = worker;
-  out.host = host;
-  out.segment = h.segment();
-  return out;
-}
-
 std::string in_memory(const pb::Source& s) {
   std::set<std::string> workers;
   for (const pb::StateHolding& h : s.states()) workers.insert(h.worker());
@@ -196,14 +176,6 @@ std::string lost_source(const ClusterView& view, bool forgiving) {
 
 // ------------------------------------------------------------------ choice
 
-struct Recovery::Candidates {
-  Inventory inventory;
-  std::vector<pb::StateHolding> messages;  // of inventory.holdings
-  // The last step of each generation whose metrics are known; empty if only
-  // checkpoints can be restored.
-  std::map<int64_t, int64_t> known_steps;
-};
-
 struct Recovery::Option {
   planner::Placement placement;
   StateChoice choice;
@@ -213,53 +185,51 @@ Recovery::Recovery(const pb::Job& job,
                    std::optional<geometry::ParamTable> table)
     : job_(job), table_(std::move(table)) {}
 
-Recovery::Candidates Recovery::gather(const Inputs& in) const {
-  Candidates out{.inventory = saved_states(in)};
-  Inventory& inventory = out.inventory;
+Inventory Recovery::gather(const Inputs& in) const {
+  Inventory out = saved_states(in);
   for (const pb::Refusals::State& s : in.view.durable.refusals().states())
-    inventory.refused.emplace(s.generation(), s.step());
+    out.refused.emplace(s.generation(), s.step());
   // Without states in memory the newest checkpoint is all there is.
   if (!table_) return out;
   for (const auto& [name, m] : in.view.roster.members()) {
     if (!m.alive || m.sent_away) continue;
     for (const pb::StateHolding& h : m.report.holdings()) {
-      auto holding = holding_of(h, name, m.report.host());
-      if (!holding.ok()) continue;
-      inventory.holdings.push_back(std::move(*holding));
-      out.messages.push_back(h);
-      out.messages.back().set_worker(name);
-      out.messages.back().set_host(m.report.host());
+      auto sharding = manifest::parse_sharding(h.sharding());
+      if (!sharding.ok()) continue;
+      out.holdings.push_back({h, std::move(*sharding)});
+      out.holdings.back().info.set_worker(name);
+      out.holdings.back().info.set_host(m.report.host());
     }
   }
   const auto limit = [&](int64_t generation) {
     if (!out.known_steps.contains(generation))
       out.known_steps[generation] = in.ledger.last_known(generation);
   };
-  for (const Holding& h : inventory.holdings) limit(h.generation);
-  for (const CheckpointInfo& c : inventory.checkpoints) limit(c.generation);
+  for (const Holding& h : out.holdings) limit(h.info.generation());
+  for (const CheckpointInfo& c : out.checkpoints) limit(c.generation);
   return out;
 }
 
 // A state beyond the steps whose metrics are known leaves a gap in the metrics
 // log. Nobody has seen those steps, so it is better to compute them again: such
 // a state is chosen only if finished steps would be lost without it.
-StateChoice Recovery::choose(const Candidates& candidates, const Inputs& in,
+StateChoice Recovery::choose(Inventory& candidates, const Inputs& in,
                              const std::set<std::string>& hosts) const {
-  Inventory inventory = candidates.inventory;
-  inventory.hosts = hosts;
-  inventory.known_steps = candidates.known_steps;
-  StateChoice c = choose_state(table(), inventory);
+  candidates.hosts = hosts;
+  StateChoice c = choose_state(table(), candidates);
   const bool loses = c.step < in.ledger.last_finished();
   if (!loses && c.kind != pb::Source::INIT) return c;
-  inventory.known_steps.clear();
-  StateChoice all = choose_state(table(), inventory);
+  const auto known = std::exchange(candidates.known_steps, {});
+  StateChoice all = choose_state(table(), candidates);
+  candidates.known_steps = known;
   if (all.step > c.step && (loses || all.kind == pb::Source::CHECKPOINT))
     return all;
   return c;
 }
 
 StateChoice Recovery::newest(const Inputs& in) const {
-  return choose(gather(in), in, {});
+  Inventory candidates = gather(in);
+  return choose(candidates, in, {});
 }
 
 StateChoice Recovery::saved_end(const Inputs& in) const {
@@ -359,7 +329,7 @@ bool Recovery::await_holders(const Inputs& in, const StateChoice& best,
 
 Recovery::Decision Recovery::decide(const Inputs& in,
                                     const planner::Placement& wanted) {
-  const Candidates candidates = gather(in);
+  Inventory candidates = gather(in);
   Option best{
       .placement = wanted,
       .choice = choose(candidates, in, hosts_of(wanted, in.view.roster))};
@@ -392,7 +362,7 @@ Recovery::Decision Recovery::decide(const Inputs& in,
   out.source.set_kind(c.kind);
   if (!c.path.empty()) out.source.set_path(c.path);
   for (const size_t i : c.sources)
-    *out.source.add_states() = candidates.messages[i];
+    *out.source.add_states() = candidates.holdings[i].info;
   out.generation = c.generation;
   out.placement = std::move(best.placement);
   return out;
@@ -407,7 +377,7 @@ bool Recovery::waiting(const ClusterView& view,
 
 // The fewest hosts with workers of that build that together hold the state of
 // that step; cordoned ones only if the others do not hold it.
-std::set<std::string> Recovery::hosts_needed(const Candidates& candidates,
+std::set<std::string> Recovery::hosts_needed(Inventory& candidates,
                                              const Inputs& in, int64_t step,
                                              const std::string& build) const {
   const auto all = hosts_of_build(in.view, build, /*cordoned_first=*/true);
@@ -417,14 +387,14 @@ std::set<std::string> Recovery::hosts_needed(const Candidates& candidates,
   for (const auto first : {well, all.begin()})
     if (const StateChoice c = choose(candidates, in, {first, all.end()});
         first != all.end() && c.step >= step)
-      return fewest_hosts(candidates.inventory, c, all);
+      return fewest_hosts(candidates, c, all);
   return {all.begin(), all.end()};
 }
 
 // A placement that can start from a newer state than `option`, if there is one:
 // the last one again, or one on the hosts that hold the state, and on further
 // hosts where those have too few slots. On cordoned ones last of all.
-std::optional<Recovery::Option> Recovery::rescue(const Candidates& candidates,
+std::optional<Recovery::Option> Recovery::rescue(Inventory& candidates,
                                                  const Inputs& in,
                                                  const Option& option) const {
   const int64_t newest = choose(candidates, in, {}).step;

@@ -113,25 +113,25 @@ class Recovery {
   StateChoice saved_end(const Inputs& in) const;
 
  private:
-  struct Candidates;  // what may be restored
-  struct Option;      // a placement and the newest state it can start from
+  struct Option;  // a placement and the newest state it can start from
 
-  Candidates gather(const Inputs& in) const;
-  StateChoice choose(const Candidates& candidates, const Inputs& in,
+  // What may be restored. choose() sets its hosts.
+  Inventory gather(const Inputs& in) const;
+  StateChoice choose(Inventory& candidates, const Inputs& in,
                      const std::set<std::string>& hosts) const;
-  std::optional<Option> rescue(const Candidates& candidates, const Inputs& in,
+  std::optional<Option> rescue(Inventory& candidates, const Inputs& in,
                                const Option& option) const;
-  std::set<std::string> hosts_needed(const Candidates& candidates,
-                                     const Inputs& in, int64_t step,
+  std::set<std::string> hosts_needed(Inventory& candidates, const Inputs& in,
+                                     int64_t step,
                                      const std::string& build) const;
   std::string no_checkpoint(const Inputs& in) const;
   std::string missing_checkpoint(const Inputs& in, int64_t chosen) const;
   // Whether a newer state than the best that can be read now may come within
   // reach soon (rescue_wait.cc).
-  bool await_newer(const Candidates& candidates, const Inputs& in,
+  bool await_newer(Inventory& candidates, const Inputs& in,
                    const StateChoice& best, Decision* out);
   bool await_holders(const Inputs& in, const StateChoice& best, Decision* out);
-  bool await_rescue(const Candidates& candidates, const Inputs& in,
+  bool await_rescue(Inventory& candidates, const Inputs& in,
                     const StateChoice& best, Decision* out);
   int64_t time_left_ms(const ClusterView& v) const {  // to wait for holders
     return awaited_until_ms_ + v.roster.absent_ms() - v.now_ms;

@@ -14,7 +14,7 @@
 
 namespace remesh::core {
 
-bool Recovery::await_newer(const Candidates& candidates, const Inputs& in,
+bool Recovery::await_newer(Inventory& candidates, const Inputs& in,
                            const StateChoice& best, Decision* out) {
   return await_holders(in, best, out) ||
          await_rescue(candidates, in, best, out);
@@ -22,7 +22,7 @@ bool Recovery::await_newer(const Candidates& candidates, const Inputs& in,
 
 // Whether the newest state is on hosts where ranks failed, which may be tried
 // again later, alone.
-bool Recovery::await_rescue(const Candidates& candidates, const Inputs& in,
+bool Recovery::await_rescue(Inventory& candidates, const Inputs& in,
                             const StateChoice& best, Decision* out) {
   constexpr int64_t kNever = std::numeric_limits<int64_t>::max();
   constexpr int64_t kLookMs = 1000;  // a cordon may be lifted meanwhile

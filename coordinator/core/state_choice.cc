@@ -28,9 +28,9 @@ struct Group {
   std::map<int, int64_t> elements;  // of a state, by replica group
 
   bool takes(const Holding& h) const {
-    return h.step == step && h.generation == generation &&
-           h.sharding == sharding && h.tokens == tokens &&
-           h.sequences == sequences;
+    return h.info.step() == step && h.info.generation() == generation &&
+           h.sharding == sharding && h.info.tokens() == tokens &&
+           h.info.sequences() == sequences;
   }
   std::string name() const {
     return fmt::format("step {} of generation {} ({})", step, generation,
@@ -47,20 +47,21 @@ int64_t last_step(const Inventory& in, int64_t generation) {
 // Why a holding cannot be combined with its group; nothing if it can.
 std::optional<std::string> refusal(const ParamTable& table, const Holding& h,
                                    Group& g) {
+  const int rank = h.info.rank();
   // Check the sharding before ranks are counted by it.
   const auto shard = g.elements.empty()
-                         ? make_rank_shard(table, h.sharding, h.rank).status()
+                         ? make_rank_shard(table, h.sharding, rank).status()
                          : ok_status();
   if (!shard.ok()) return shard.message();
-  if (h.rank < 0 || h.rank >= h.sharding.layout.world())
+  if (rank < 0 || rank >= h.sharding.layout.world())
     return h.sharding.layout.to_string() + " has no such rank";
-  const int content = replica_group(h.sharding, h.rank);
+  const int content = replica_group(h.sharding, rank);
   if (!g.elements.contains(content))
-    g.elements[content] = make_rank_shard(table, h.sharding, h.rank)
-                              .value()
-                              .zero.state_elements();
-  if (g.elements[content] != h.elements)
-    return fmt::format("{} elements, not {}", h.elements, g.elements[content]);
+    g.elements[content] =
+        make_rank_shard(table, h.sharding, rank).value().zero.state_elements();
+  if (g.elements[content] != h.info.elements())
+    return fmt::format("{} elements, not {}", h.info.elements(),
+                       g.elements[content]);
   return std::nullopt;
 }
 
@@ -73,27 +74,29 @@ std::vector<Group> groups_of(const ParamTable& table, const Inventory& in,
   for (size_t i = 0; i < in.holdings.size(); ++i) {
     const Holding& h = in.holdings[i];
     const auto note = [&](const std::string& no) {
-      notes.push_back(fmt::format("worker {}: step {} of rank {}: {}", h.worker,
-                                  h.step, h.rank, no));
+      notes.push_back(fmt::format("worker {}: step {} of rank {}: {}",
+                                  h.info.worker(), h.info.step(), h.info.rank(),
+                                  no));
     };
-    if (h.model != model) {
+    if (h.info.model() != model) {
       note("belongs to another model");
       continue;
     }
-    std::vector<size_t>& known = of_step[{h.step, h.generation}];
+    std::vector<size_t>& known = of_step[{h.info.step(), h.info.generation()}];
     auto at = std::find_if(known.begin(), known.end(),
                            [&](size_t g) { return groups[g].takes(h); });
     if (at == known.end()) {
-      if (++begun[h.worker] > kMostGroups) {
-        if (begun[h.worker] == kMostGroups + 1) note("too many other states");
+      const int count = ++begun[h.info.worker()];
+      if (count > kMostGroups) {
+        if (count == kMostGroups + 1) note("too many other states");
         continue;
       }
       at = known.insert(at, groups.size());
-      groups.push_back({.step = h.step,
-                        .generation = h.generation,
+      groups.push_back({.step = h.info.step(),
+                        .generation = h.info.generation(),
                         .sharding = h.sharding,
-                        .tokens = h.tokens,
-                        .sequences = h.sequences});
+                        .tokens = h.info.tokens(),
+                        .sequences = h.info.sequences()});
     }
     if (const auto no = refusal(table, h, groups[*at]))
       note(*no);
@@ -110,17 +113,19 @@ std::vector<Group> groups_of(const ParamTable& table, const Inventory& in,
 std::vector<size_t> sources_of(const Inventory& in, const Group& g) {
   std::vector<size_t> order;
   for (const size_t i : g.members)
-    if (in.hosts.empty() || in.hosts.contains(in.holdings[i].host))
+    if (in.hosts.empty() || in.hosts.contains(in.holdings[i].info.host()))
       order.push_back(i);
+  using Key = std::tuple<int, bool, const std::string&, const std::string&>;
   const auto key = [&](size_t i) {
-    const Holding& h = in.holdings[i];
-    return std::tie(h.rank, h.replica, h.worker, h.segment);
+    const pb::StateHolding& h = in.holdings[i].info;
+    return Key(h.rank(), h.replica(), h.worker(), h.segment());
   };
   std::sort(order.begin(), order.end(),
             [&](size_t a, size_t b) { return key(a) < key(b); });
   std::set<std::pair<int, std::string>> there;
   std::erase_if(order, [&](size_t i) {
-    return !there.emplace(in.holdings[i].rank, in.holdings[i].host).second;
+    const pb::StateHolding& h = in.holdings[i].info;
+    return !there.emplace(h.rank(), h.host()).second;
   });
   return order;
 }
@@ -139,7 +144,7 @@ std::optional<std::string> obstacle(const ParamTable& table,
     return fmt::format("is on a branch that generation {} abandoned", by);
   *sources = sources_of(in, g);
   std::vector<int> ranks;
-  for (const size_t i : *sources) ranks.push_back(in.holdings[i].rank);
+  for (const size_t i : *sources) ranks.push_back(in.holdings[i].info.rank());
   const Status complete = geometry::check_complete(table, g.sharding, ranks);
   if (complete.ok()) return std::nullopt;
   return "is incomplete: " + complete.message();
@@ -179,8 +184,9 @@ std::string describe_sources(const Inventory& in,
   std::set<std::string> workers;
   std::set<int> own, replicas;
   for (const size_t i : sources) {
-    workers.insert(in.holdings[i].worker);
-    (in.holdings[i].replica ? replicas : own).insert(in.holdings[i].rank);
+    const pb::StateHolding& h = in.holdings[i].info;
+    workers.insert(h.worker());
+    (h.replica() ? replicas : own).insert(h.rank());
   }
   std::erase_if(replicas, [&](int r) { return own.contains(r); });
   return fmt::format("{} ranks' own state{} in the memory of {}", own.size(),
@@ -265,9 +271,9 @@ std::set<std::string> fewest_hosts(const Inventory& in, const StateChoice& c,
   std::map<std::string, std::set<int>> parts;    // by host
   for (const size_t i : c.sources) {
     const Holding& h = in.holdings[i];
-    const int part = replica_group(h.sharding, h.rank);
-    holders[part].insert(h.host);
-    parts[h.host].insert(part);
+    const int part = replica_group(h.sharding, h.info.rank());
+    holders[part].insert(h.info.host());
+    parts[h.info.host()].insert(part);
   }
   std::set<std::string> out;
   for (const std::string& host : order) {

@@ -27,19 +27,17 @@
 #include <utility>
 #include <vector>
 
-#include "checkpoint/memory/state_info.h"
 #include "coordinator/core/api.h"
 #include "parallel/geometry/param_table.h"
+#include "parallel/geometry/sharding.h"
 #include "proto/control.pb.h"
 
 namespace remesh::core {
 
-// The state of one rank in the memory of a live worker: the record of its
-// segment and where it is.
-struct Holding : memory::StateInfo {
-  std::string worker;
-  std::string host;
-  std::string segment;  // path on that host
+// The state of one rank in the memory of a live worker.
+struct Holding {
+  pb::StateHolding info;
+  geometry::Sharding sharding;  // that of `info`
 };
 
 struct Inventory {

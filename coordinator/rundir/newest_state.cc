@@ -7,6 +7,7 @@
 #include <utility>
 
 #include "checkpoint/manifest/scan.h"
+#include "checkpoint/manifest/sharding.h"
 #include "checkpoint/memory/segment.h"
 #include "checkpoint/memory/segment_directory.h"
 #include "coordinator/core/durable.h"
@@ -32,8 +33,10 @@ std::vector<core::Holding> states_here(uint64_t job) {
       const auto segment = memory::StateSegment::open(
           f.path, job, memory::StateSegment::Mode::kRead);
       if (!segment.ok()) continue;
-      for (const auto& c : (*segment)->contents().states)
-        out.push_back({c.info, folder, /*host=*/"", f.path});
+      for (const auto& c : (*segment)->contents().states) {
+        out.push_back({manifest::holding_of(c.info, f.path), c.info.sharding});
+        out.back().info.set_worker(folder);
+      }
     }
   return out;
 }
@@ -88,7 +91,7 @@ NewestState newest_state(FileSystem& fs, const std::string& run,
                   .checkpoint_step = choose_state(nullptr, saved).step};
   for (const size_t i : c.sources) {
     const double until =
-        touched_at(in.holdings[i].segment) + memory::kStateKeptS;
+        touched_at(in.holdings[i].info.segment()) + memory::kStateKeptS;
     if (out.kept_until == 0 || until < out.kept_until) out.kept_until = until;
   }
   return out;

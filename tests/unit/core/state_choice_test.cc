@@ -66,20 +66,19 @@ class Known {
 Holding holding(Known& known, const Sharding& s, int rank, int64_t step,
                 int64_t generation, const std::string& worker,
                 bool replica = false) {
-  Holding h;
-  h.worker = worker;
-  h.host = "host-" + worker;
-  h.segment = worker + "/" + std::to_string(rank) + (replica ? "r" : "o");
-  h.step = step;
-  h.generation = generation;
-  h.rank = rank;
-  h.sharding = s;
-  h.model = model_id(known.table);
-  h.elements = known.rank(s, rank).elements;
-  h.tokens = step * 100;
-  h.sequences = step * 10;
-  h.replica = replica;
-  return h;
+  pb::StateHolding h;
+  h.set_worker(worker);
+  h.set_host("host-" + worker);
+  h.set_segment(worker + "/" + std::to_string(rank) + (replica ? "r" : "o"));
+  h.set_step(step);
+  h.set_generation(generation);
+  h.set_rank(rank);
+  h.set_model(model_id(known.table));
+  h.set_elements(known.rank(s, rank).elements);
+  h.set_tokens(step * 100);
+  h.set_sequences(step * 10);
+  h.set_replica(replica);
+  return {h, s};
 }
 
 Inventory random_inventory(std::mt19937& random, Known& known) {
@@ -102,9 +101,9 @@ Inventory random_inventory(std::mt19937& random, Known& known) {
       in.refused.emplace(g, static_cast<int64_t>(random() % 6));
   }
   for (Holding& h : in.holdings) {
-    if (random() % 40 == 0) h.model = 1;
-    if (random() % 40 == 0) ++h.elements;
-    if (random() % 60 == 0) h.rank = 99;
+    if (random() % 40 == 0) h.info.set_model(1);
+    if (random() % 40 == 0) h.info.set_elements(h.info.elements() + 1);
+    if (random() % 60 == 0) h.info.set_rank(99);
   }
   std::shuffle(in.holdings.begin(), in.holdings.end(), random);
   for (unsigned i = random() % 3; i > 0; --i)
@@ -132,13 +131,14 @@ bool on_branch_left(const Inventory& in, int64_t generation, int64_t step) {
   return left;
 }
 
-bool usable(Known& known, const Inventory& in, const Holding& h) {
-  return h.model == model_id(known.table) &&
-         known.rank(h.sharding, h.rank).elements == h.elements &&
-         h.elements >= 0 && !too_new(in, h.generation, h.step) &&
-         !in.refused.contains({h.generation, h.step}) &&
-         !on_branch_left(in, h.generation, h.step) &&
-         (in.hosts.empty() || in.hosts.contains(h.host));
+bool usable(Known& known, const Inventory& in, const Holding& holding) {
+  const pb::StateHolding& h = holding.info;
+  return h.model() == model_id(known.table) &&
+         known.rank(holding.sharding, h.rank()).elements == h.elements() &&
+         h.elements() >= 0 && !too_new(in, h.generation(), h.step()) &&
+         !in.refused.contains({h.generation(), h.step()}) &&
+         !on_branch_left(in, h.generation(), h.step()) &&
+         (in.hosts.empty() || in.hosts.contains(h.host()));
 }
 
 // Whether these holdings have every element.
@@ -146,7 +146,8 @@ bool whole(Known& known, const std::vector<const Holding*>& all) {
   std::vector<bool> held(static_cast<size_t>(known.table.num_elements()),
                          false);
   for (const Holding* h : all) {
-    const std::vector<bool>& mine = known.rank(h->sharding, h->rank).marks;
+    const std::vector<bool>& mine =
+        known.rank(h->sharding, h->info.rank()).marks;
     for (size_t i = 0; i < held.size(); ++i) held[i] = held[i] || mine[i];
   }
   return std::find(held.begin(), held.end(), false) == held.end();
@@ -158,7 +159,8 @@ std::pair<int64_t, int64_t> newest_in_memory(Known& known,
                                              const Inventory& in) {
   std::map<std::pair<int64_t, int64_t>, std::vector<const Holding*>> states;
   for (const Holding& h : in.holdings)
-    if (usable(known, in, h)) states[{h.step, -h.generation}].push_back(&h);
+    if (usable(known, in, h))
+      states[{h.info.step(), -h.info.generation()}].push_back(&h);
   for (auto it = states.rbegin(); it != states.rend(); ++it)
     if (whole(known, it->second)) return {it->first.first, -it->first.second};
   return {-1, -1};
@@ -176,25 +178,27 @@ int64_t newest_saved(const Inventory& in) {
 void check_sources(Known& known, const Inventory& in, const StateChoice& c) {
   std::vector<const Holding*> read;
   std::set<std::pair<int, std::string>> rank_and_host;
+  const Holding& first = in.holdings[c.sources[0]];
   for (const size_t i : c.sources) {
-    const Holding& h = in.holdings[i];
-    ASSERT_TRUE(usable(known, in, h));
-    ASSERT_EQ(h.step, c.step);
-    ASSERT_EQ(h.generation, c.generation);
-    ASSERT_EQ(h.sharding, in.holdings[c.sources[0]].sharding);
-    ASSERT_EQ(h.tokens, in.holdings[c.sources[0]].tokens);
-    ASSERT_TRUE(rank_and_host.emplace(h.rank, h.host).second);
-    if (!read.empty() && read.back()->rank == h.rank) {
-      ASSERT_LE(read.back()->replica, h.replica);
+    const pb::StateHolding& h = in.holdings[i].info;
+    ASSERT_TRUE(usable(known, in, in.holdings[i]));
+    ASSERT_EQ(h.step(), c.step);
+    ASSERT_EQ(h.generation(), c.generation);
+    ASSERT_EQ(in.holdings[i].sharding, first.sharding);
+    ASSERT_EQ(h.tokens(), first.info.tokens());
+    ASSERT_TRUE(rank_and_host.emplace(h.rank(), h.host()).second);
+    if (!read.empty() && read.back()->info.rank() == h.rank()) {
+      ASSERT_LE(read.back()->info.replica(), h.replica());
     }
-    read.push_back(&h);
+    read.push_back(&in.holdings[i]);
     // A replica is taken only where the rank's own state is not.
     for (const Holding& other : in.holdings) {
-      const bool same = usable(known, in, other) && other.step == h.step &&
-                        other.generation == h.generation &&
-                        other.rank == h.rank && other.host == h.host;
-      if (same && h.replica) {
-        ASSERT_TRUE(other.replica);
+      const pb::StateHolding& o = other.info;
+      const bool same = usable(known, in, other) && o.step() == h.step() &&
+                        o.generation() == h.generation() &&
+                        o.rank() == h.rank() && o.host() == h.host();
+      if (same && h.replica()) {
+        ASSERT_TRUE(o.replica());
       }
     }
   }
@@ -240,7 +244,7 @@ TEST(StateChoice, TheNewestCompleteStateIsChosenAsByTheNaiveTwin) {
     ASSERT_EQ(again.path, c.path);
     ASSERT_EQ(again.sources.size(), read.size());
     for (size_t k = 0; k < read.size(); ++k)
-      ASSERT_EQ(in.holdings[again.sources[k]].rank, read[k].rank);
+      ASSERT_EQ(in.holdings[again.sources[k]].info.rank(), read[k].info.rank());
   }
   for (const auto kind :
        {pb::Source::INIT, pb::Source::CHECKPOINT, pb::Source::MEMORY})
@@ -264,7 +268,8 @@ TEST(StateChoice, AStepThatOneRankDidNotFinishIsNotChosen) {
   EXPECT_EQ(c.step, 7);
   EXPECT_HAS(c.why, "step 8 of generation 1 (dp3) is incomplete");
   // Its host is gone with it, but b's buddy has a replica of step 7.
-  std::erase_if(in.holdings, [](const Holding& h) { return h.worker == "b"; });
+  std::erase_if(in.holdings,
+                [](const Holding& h) { return h.info.worker() == "b"; });
   c = choose_state(&table, in);
   EXPECT_EQ(c.kind, pb::Source::CHECKPOINT);
   EXPECT_EQ(c.path, "ckpt-5");
@@ -302,7 +307,7 @@ TEST(StateChoice, OneOfTheReplicasIsEnough) {
   const StateChoice c = choose_state(&table, in);
   EXPECT_EQ(c.step, 8);
   ASSERT_EQ(c.sources.size(), 1U);
-  EXPECT_EQ(in.holdings[c.sources[0]].worker, "b");
+  EXPECT_EQ(in.holdings[c.sources[0]].info.worker(), "b");
 }
 
 // Generation 2 began at the checkpoint without worker c, which comes back with
@@ -357,12 +362,12 @@ TEST(FewestHosts, HoldTheStateAndNoneOfThemIsLeftOver) {
     std::map<int, std::set<std::string>> holders;  // by part
     for (const size_t k : c.sources) {
       const Holding& h = in.holdings[k];
-      if (!hosts.contains(h.host)) {
+      if (!hosts.contains(h.info.host())) {
         ++left_out;
         continue;
       }
       held.push_back(&h);
-      holders[replica_group(h.sharding, h.rank)].insert(h.host);
+      holders[replica_group(h.sharding, h.info.rank())].insert(h.info.host());
     }
     ASSERT_EQ(whole(known, held), c.kind == pb::Source::MEMORY);
     std::set<std::string> needed;

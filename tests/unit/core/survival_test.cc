@@ -66,18 +66,17 @@ Inventory left_by(const pb::Assignment& a, const ParamTable& table) {
       e.replicate_every() == 0 ? 0 : static_cast<int>(e.replicas()));
   Inventory in;
   const auto add = [&](int rank, size_t at, bool replica) {
-    Holding h;
-    h.worker = places[at].worker;
-    h.host = places[at].host;
-    h.step = 7;
-    h.generation = 1;
-    h.rank = rank;
-    h.sharding = cut;
-    h.model = geometry::model_id(table);
-    h.elements =
-        geometry::make_rank_shard(table, cut, rank)->zero.state_elements();
-    h.replica = replica;
-    in.holdings.push_back(h);
+    pb::StateHolding h;
+    h.set_worker(places[at].worker);
+    h.set_host(places[at].host);
+    h.set_step(7);
+    h.set_generation(1);
+    h.set_rank(rank);
+    h.set_model(geometry::model_id(table));
+    h.set_elements(
+        geometry::make_rank_shard(table, cut, rank)->zero.state_elements());
+    h.set_replica(replica);
+    in.holdings.push_back({h, cut});
   };
   for (size_t r = 0; r < places.size(); ++r) {
     add(static_cast<int>(r), r, false);

@@ -22,6 +22,7 @@
 
 #include "checkpoint/exchange/exchange.h"
 #include "checkpoint/exchange/replica.h"
+#include "checkpoint/manifest/sharding.h"
 #include "checkpoint/memory/replica_placement.h"
 #include "checkpoint/memory/segment_directory.h"
 #include "coordinator/core/state_choice.h"
@@ -295,7 +296,10 @@ std::vector<Holding> inventory_of(const std::string& root,
                                       salt_of(c.info.step))))
             << to_string(c.info);
         const std::string name = std::to_string(h);
-        out.push_back({c.info, name, name, file.path});
+        out.push_back(
+            {manifest::holding_of(c.info, file.path), c.info.sharding});
+        out.back().info.set_worker(name);
+        out.back().info.set_host(name);
       }
     }
   }
@@ -322,9 +326,10 @@ Orders plan_generation(std::mt19937& random, const ParamTable& table,
   o.from_generation = choice.generation;
   for (const size_t i : choice.sources) {
     o.from = holdings[i].sharding;
-    const int host = std::stoi(holdings[i].host);
-    o.sources.push_back({holdings[i].rank, host, host});
-    o.segments.push_back(holdings[i].segment);
+    const pb::StateHolding& info = holdings[i].info;
+    const int host = std::stoi(info.host());
+    o.sources.push_back({info.rank(), host, host});
+    o.segments.push_back(info.segment());
   }
   return o;
 }

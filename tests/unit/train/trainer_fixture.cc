@@ -308,20 +308,9 @@ std::vector<pb::StateHolding> TrainerTest::holdings(
       EXPECT_TRUE((*s)->contents().damaged.empty());
       for (const auto& c : (*s)->contents().states) {
         EXPECT_OK((*s)->verify_content(c));
-        pb::StateHolding h;
-        h.set_step(c.info.step);
-        h.set_generation(c.info.generation);
-        h.set_rank(c.info.rank);
-        *h.mutable_sharding() = manifest::sharding_info(c.info.sharding);
-        h.set_model(c.info.model);
-        h.set_elements(c.info.elements);
-        h.set_tokens(c.info.tokens);
-        h.set_sequences(c.info.sequences);
-        h.set_replica(c.info.replica);
-        h.set_segment(f.path);
-        h.set_worker(worker);
-        h.set_host(host_of(worker));
-        out.push_back(h);
+        out.push_back(manifest::holding_of(c.info, f.path));
+        out.back().set_worker(worker);
+        out.back().set_host(host_of(worker));
       }
     }
   return out;

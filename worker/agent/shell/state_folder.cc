@@ -19,22 +19,6 @@
 namespace remesh::agent {
 namespace {
 
-pb::StateHolding to_holding(const memory::StateInfo& info,
-                            const std::string& segment) {
-  pb::StateHolding h;
-  h.set_step(info.step);
-  h.set_generation(info.generation);
-  h.set_rank(info.rank);
-  *h.mutable_sharding() = manifest::sharding_info(info.sharding);
-  h.set_model(info.model);
-  h.set_elements(info.elements);
-  h.set_tokens(info.tokens);
-  h.set_sequences(info.sequences);
-  h.set_replica(info.replica);
-  h.set_segment(segment);
-  return h;
-}
-
 // Seconds since any of the job's segments was touched. A clock that was set
 // back must not keep them forever, hence the absolute value.
 int64_t age_of(const std::string& folder, uint64_t job) {
@@ -82,7 +66,7 @@ InventoryTaken take_inventory(const std::string& folder, uint64_t job) {
     }
     memory::StateSegment::Contents contents = (*segment)->contents();
     for (const auto& c : contents.states)
-      out.holdings.push_back(to_holding(c.info, f.path));
+      out.holdings.push_back(manifest::holding_of(c.info, f.path));
     for (std::string& d : contents.damaged) out.damaged.push_back(std::move(d));
   }
   return out;
