@@ -167,9 +167,9 @@ Consequence Cordoning::after(const Failure& noticed) {
     if (count(site, fault, blame.remembered_s) >= blame.enough)
       failing.push_back(site);
   if (failing.empty())
-    return blame.sites.empty() ? Consequence::kNone
-           : blame.sites_alone ? Consequence::kSitesAlone
-                               : Consequence::kSuspected;
+    return blame.sites.empty()    ? Consequence::kNone
+           : blame.others_can_run ? Consequence::kOthersCanRun
+                                  : Consequence::kSuspected;
   if (!others_remain(failing, fault) && !awaits_proven(failing))
     return Consequence::kNone;
   for (const Site& site : failing) begin(site, fault);

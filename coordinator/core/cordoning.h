@@ -26,7 +26,7 @@ class Cordoning {
   struct Changes {
     bool any = false;                   // of HostFaults
     std::vector<pb::LinkSearch> tests;  // hosts were set apart for a test
-    bool search_ended = false;          // in vain
+    bool search_ended = false;          // and found no link
     std::vector<pb::Cordon> begun;
     std::vector<pb::Cordon> ended;  // their time is over
   };

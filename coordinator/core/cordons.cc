@@ -92,16 +92,16 @@ bool die_everywhere(const std::string& host, double now_s,
   std::set<std::string> hosts = {host};
   for (const pb::Cordon& c : faults.suspects())
     if (c.in_training() && now_s <= c.until()) hosts.insert(c.host());
-  const auto well =
+  const auto others =
       std::count_if(faults.proven().begin(), faults.proven().end(),
                     [&](const auto& h) { return !hosts.contains(h); });
-  return std::ssize(hosts) >= well;
+  return std::ssize(hosts) >= others;
 }
 
-// Whether the state did not load on the taker's host alone, so that others may
-// load it. A second host that cannot load it shows that it is the state, if
-// there is another one as new.
-bool only_the_taker_failed(const Failure& f, const ClusterView& view) {
+// Whether the state did not load on one host alone, so that others may load it.
+// A second host that cannot load it shows that it is the state, if there is
+// another one as new.
+bool only_one_host_failed(const Failure& f, const ClusterView& view) {
   return f.hosts.size() == 1 &&
          std::none_of(view.durable.host_faults().cordons().begin(),
                       view.durable.host_faults().cordons().end(),
@@ -120,7 +120,7 @@ std::vector<Site> sites_of(const Failure& f, const ClusterView& view) {
       return failures_of(view.durable.host_faults(), s) >= kFailuresAtStart;
     });
   };
-  const auto worker_is_well = [&](const auto& named) {
+  const auto worker_works = [&](const auto& named) {
     const auto& [name, m] = named;
     return m.alive && m.reported && !m.leaving() && m.report.slots() > 0 &&
            !f.workers.contains(name) &&
@@ -133,7 +133,7 @@ std::vector<Site> sites_of(const Failure& f, const ClusterView& view) {
       (code_of(f) == 0 || (f.at_start && f.exit_code == kExitFailed));
   for (const std::string& host : f.hosts) {
     std::vector<Site> failed;
-    bool others_are_well = false;
+    bool others_work = false;
     const auto& suspects = view.durable.host_faults().suspects();
     // One worker after another cannot start its ranks: it is the host.
     const bool in_turn =
@@ -146,10 +146,10 @@ std::vector<Site> sites_of(const Failure& f, const ClusterView& view) {
       if (named.second.report.host() != host) continue;
       if (f.workers.contains(named.first))
         failed.push_back({.host = host, .worker = named.first});
-      others_are_well |= worker_is_well(named);
+      others_work |= worker_works(named);
     }
     if (of_worker && !failed.empty() &&
-        ((others_are_well && !in_turn) || known_bad(failed)))
+        ((others_work && !in_turn) || known_bad(failed)))
       out.insert(out.end(), failed.begin(), failed.end());
     else
       out.push_back({.host = host});
@@ -197,7 +197,7 @@ Blame blame_for(const Failure& f, const std::vector<Site>& sites,
   if (sites.empty()) return {};
   if (f.exit_code == kExitFailed) return {.sites = sites};
   const bool bad = source_is_bad(f, view.durable.assignment().source());
-  if (f.exit_code == kExitNoRoom || (bad && only_the_taker_failed(f, view))) {
+  if (f.exit_code == kExitNoRoom || (bad && only_one_host_failed(f, view))) {
     // In the end an older source is better than none (failure_budget.h). It
     // makes no room, unless it is in memory.
     const bool older_helps =
@@ -210,7 +210,7 @@ Blame blame_for(const Failure& f, const std::vector<Site>& sites,
     // At the second failure there were no replicas to make room for.
     return {.sites = sites,
             .enough = f.exit_code == kExitNoRoom ? 2 : 1,
-            .sites_alone = others_can_run};
+            .others_can_run = others_can_run};
   }
   if (bad && !source_is_there(view.roster, view.durable.assignment().source()))
     return {};
@@ -224,7 +224,7 @@ Blame blame_for(const Failure& f, const std::vector<Site>& sites,
             .enough = at_once ? 1
                       : soon  ? kFailuresAtStart
                               : most,
-            .sites_alone = others_can_run};
+            .others_can_run = others_can_run};
   }
   if (f.rank >= 0 && view.durable.budget().same_failures() >= most)
     return {.sites = {sites[0]}};

@@ -6,7 +6,7 @@
 // for at least ten times as long as that took; the next failure after the
 // cordon has ended cordons it again, for twice as long. The first finished step
 // of a mesh with ranks there clears the count. A cordon with a peer concerns
-// the link between two hosts: either host alone is well, so one of them is
+// the link between two hosts: either host alone works, so one of them is
 // enough.
 //
 // Hosts that took part in the newest generation that made a step are proven.
@@ -43,13 +43,13 @@ struct Blame {
   int64_t enough = 1;  // failures in a row there that cordon them
   // Seconds during which a finished step does not clear the count.
   double remembered_s = 0;
-  // The sites are to blame whatever the others would do, so that the failure
-  // says nothing about the job.
-  bool sites_alone = false;
+  // Others could run the job in place of the sites, so that the failure says
+  // nothing about the job.
+  bool others_can_run = false;
 };
 
 // A host where the job failed so often without a finished step between is at
-// fault even after its cordon, which it was given to get well.
+// fault even after its cordon, in which it could recover.
 inline constexpr int64_t kAtFault = 3;
 
 // Where the failure happened: its hosts or, where another worker of the host
@@ -108,7 +108,7 @@ double remaining_s(const pb::Cordon& cordon, double now_s);
 // Failures in a row there.
 int64_t failures_of(const pb::HostFaults& faults, const Site& site);
 // Adds this one and returns failures_of(). In training, it ends the rows of
-// other hosts and workers unless most hosts are well.
+// other hosts and workers if ranks die on half of the hosts or more.
 int64_t suspect(const Site& site, const Failure& failure, double remembered_s,
                 double now_s, pb::HostFaults* faults);
 // Begins a cordon, or begins again. Returns it.

@@ -58,21 +58,22 @@ FailureVerdict judge_failure(const Failure& f, const pb::Elastic& elastic,
                              pb::FailureBudget* b) {
   FailureVerdict v;
   const bool cordoned = consequence == Consequence::kCordoned;
-  const bool sites_alone = cordoned || consequence == Consequence::kSitesAlone;
+  const bool others_can_run =
+      cordoned || consequence == Consequence::kOthersCanRun;
   // It says nothing about the job then: such failures end with the back-off of
   // the cordons. But if the same rank crashes in the same step on host after
   // host, it is the step.
   const int64_t most = elastic.max_failures_without_progress();
-  const bool counts = !sites_alone || !f.at_start;
+  const bool counts = !others_can_run || !f.at_start;
   const bool follows_rank = b->last_hosts() >= most;
-  if (sites_alone) b->set_same_failures(0);
+  if (others_can_run) b->set_same_failures(0);
   if (!counts) b->set_failures(b->failures() - 1);
   // Others take room, too, and return it: the next mesh waits until there is
   // enough. An older source makes room if this one is in memory.
   const bool no_room = f.exit_code == kExitNoRoom &&
                        consequence == Consequence::kNone &&
                        source.kind() == pb::Source::MEMORY;
-  if (!sites_alone && (source_is_bad(f, source) || no_room)) {
+  if (!others_can_run && (source_is_bad(f, source) || no_room)) {
     v.bad_source = true;
     b->set_same_failures(0);  // the next source is a different one
   }
@@ -87,7 +88,7 @@ FailureVerdict judge_failure(const Failure& f, const pb::Elastic& elastic,
       v.backoff_ms = std::min(kMaxHostsBackoffMs, backoff_ms(hosts));
     return v;
   }
-  if (!sites_alone && f.exit_code == kExitFailed) {
+  if (!others_can_run && f.exit_code == kExitFailed) {
     v.reason = f.text();
   } else if (f.rank >= 0 && b->same_failures() >= elastic.max_same_failures()) {
     v.reason = fmt::format(

@@ -37,9 +37,9 @@ struct FailureVerdict {
 // What a failure means for the sites (cordons.h) that it is put down to.
 enum class Consequence {
   kNone,
-  kSuspected,   // counted there; not often enough for a cordon
-  kSitesAlone,  // the same, and others could run the job in their place
-  kCordoned,    // the next generation runs without them
+  kSuspected,     // counted there; not often enough for a cordon
+  kOthersCanRun,  // the same, and others could run the job in their place
+  kCordoned,      // the next generation runs without them
 };
 
 // Counts the failure. When a step was finished since the failure before, the

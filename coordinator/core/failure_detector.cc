@@ -253,12 +253,12 @@ std::optional<Failure> FailureDetector::find_unprepared(const ClusterView& view,
                                        "which the journal only prepares",
                                        ahead, d.generation()),
                    .is_fault = false};
-  const std::string loser = lost_source(view, forgiving);
-  if (loser.empty()) return std::nullopt;
+  const std::string worker = lost_source(view, forgiving);
+  if (worker.empty()) return std::nullopt;
   return Failure{.what = fmt::format("worker {} has lost a state that the "
                                      "generation starts from",
-                                     loser),
-                 .worker = loser,
+                                     worker),
+                 .worker = worker,
                  .is_fault = false};
 }
 

@@ -381,10 +381,10 @@ std::set<std::string> Recovery::hosts_needed(Inventory& candidates,
                                              const Inputs& in, int64_t step,
                                              const std::string& build) const {
   const auto all = hosts_of_build(in.view, build, /*cordoned_first=*/true);
-  const auto well = std::find_if(all.begin(), all.end(), [&](const auto& h) {
+  const auto usable = std::find_if(all.begin(), all.end(), [&](const auto& h) {
     return !is_cordoned(in.view.durable.host_faults(), h);
   });
-  for (const auto first : {well, all.begin()})
+  for (const auto first : {usable, all.begin()})
     if (const StateChoice c = choose(candidates, in, {first, all.end()});
         first != all.end() && c.step >= step)
       return fewest_hosts(candidates, c, all);

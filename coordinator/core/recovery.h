@@ -76,7 +76,7 @@ class Recovery {
   struct Decision {
     enum class Kind { kRestore, kWait, kGiveUp };
     Kind kind = Kind::kRestore;
-    // kGiveUp: the reason. kWait: for what, "" if it was said before.
+    // kGiveUp: the reason. kWait: for what, "" if that was announced before.
     std::string why;
     int64_t rescan_ms = 0;  // kWait: scan again after this time
     // kRestore: the source and the placement, which differs from the wanted

@@ -142,7 +142,7 @@ std::optional<Roster::Changes> Roster::on_report(const pb::Report& r,
                            "{} on {}", plural(r.slots(), "slot"), r.host())});
   }
   Member& m = it->second;
-  if (r.leaving() && !std::exchange(m.said_leaving, true))
+  if (r.leaving() && !std::exchange(m.leave_announced, true))
     changes.push_back(
         {.kind = MembershipChange::Kind::kLeaving, .worker = r.worker()});
   const int64_t gap = now_ms - m.heard_ms;

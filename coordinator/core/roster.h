@@ -61,13 +61,13 @@ class Roster {
     // off, so only silence counts.
     bool cut_off = false;
     bool alive = true;
-    bool draining = false;      // a command asked it to leave
-    bool sent_away = false;     // a LEAVE directive was sent
-    bool said_leaving = false;  // that it leaves
-    bool reported = false;      // to this life of the coordinator
-    int reports_in_phase = 0;   // since the current phase began
-    std::string revoked;        // why it will not be heard again
-    std::string death;          // why it is not alive
+    bool draining = false;         // a command asked it to leave
+    bool sent_away = false;        // a LEAVE directive was sent
+    bool leave_announced = false;  // that it asks to leave
+    bool reported = false;         // to this life of the coordinator
+    int reports_in_phase = 0;      // since the current phase began
+    std::string revoked;           // why it will not be heard again
+    std::string death;             // why it is not alive
     // It reports, and does not do what the phase waits for.
     int64_t awaited_since_ms = -1;
     bool given_up = false;             // for that; not alive

@@ -58,8 +58,8 @@ void Detached::say_running(const std::string& file) {
     for (const int to : {STDOUT_FILENO, STDERR_FILENO}) ::dup2(out, to);
     ::close(out);
   }
-  const std::string said = file + "\n";
-  (void)!::write(pipe_, said.data(), said.size());
+  const std::string line = file + "\n";
+  (void)!::write(pipe_, line.data(), line.size());
 }
 
 }  // namespace remesh::ctl

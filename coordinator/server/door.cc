@@ -57,15 +57,15 @@ const std::string& worker_of(const pb::Envelope& e) {
 
 }  // namespace
 
-pb::Envelope answer_to_refused(const pb::Envelope& said,
+pb::Envelope answer_to_refused(const pb::Envelope& message,
                                const pb::Refusal& why) {
   pb::Envelope out;
-  if (!said.has_command()) {
+  if (!message.has_command()) {
     *out.mutable_refusal() = why;
     return out;
   }
   pb::Reply* reply = out.mutable_reply();
-  reply->set_id(said.command().id());
+  reply->set_id(message.command().id());
   reply->set_ok(false);
   reply->set_error(why.reason());
   reply->set_code(code_name(Code::kInvalidArgument));
@@ -265,21 +265,21 @@ Status Door::enrol(const std::string& key, const wire::Ticket& t,
 }
 
 std::optional<pb::Refusal> Door::judge(const std::string& key,
-                                       const pb::Envelope& said,
+                                       const pb::Envelope& message,
                                        const core::Coordinator& core) const {
   pb::Refusal out;
-  if (!said.job().empty() && said.job() != options_.job) {
+  if (!message.job().empty() && message.job() != options_.job) {
     out.set_kind(pb::Refusal::OTHER_JOB);
     out.set_reason(fmt::format("this coordinator runs job \"{}\", not \"{}\"",
                                options_.job,
-                               limits::printable(said.job(), kMostName)));
+                               limits::printable(message.job(), kMostName)));
     return out;
   }
-  out.set_reason(why_refused(key, said));
+  out.set_reason(why_refused(key, message));
   out.set_kind(pb::Refusal::PERMANENT);
   if (!out.reason().empty()) return out;
-  if (no_auth() || said.has_command()) return std::nullopt;
-  const std::string& worker = worker_of(said);
+  if (no_auth() || message.has_command()) return std::nullopt;
+  const std::string& worker = worker_of(message);
   const core::Claim right = claim(key, core.owners().owner_of(worker));
   if (core.owners().may_use(worker, key, right, core.roster()))
     return std::nullopt;
@@ -321,16 +321,17 @@ core::Claim Door::claim(const std::string& key,
                                                  : core::Claim::kNone;
 }
 
-std::optional<pb::EventRecord> Door::refusal_event(const pb::Envelope& said,
+std::optional<pb::EventRecord> Door::refusal_event(const pb::Envelope& message,
                                                    const pb::Refusal& why,
                                                    double unix_s) {
-  const std::string name = limits::printable(worker_of(said), kMostName);
+  const std::string name = limits::printable(worker_of(message), kMostName);
   if (options_.log)
     options_.log->warn("refused",
                        {{"why", why.reason()},
-                        {"job", limits::printable(said.job(), kMostName)},
+                        {"job", limits::printable(message.job(), kMostName)},
                         {"worker", name}});
-  if (said.has_command() || std::abs(unix_s - told_s_) < 1) return std::nullopt;
+  if (message.has_command() || std::abs(unix_s - told_s_) < 1)
+    return std::nullopt;
   told_s_ = unix_s;
   pb::EventRecord e;
   e.set_time(unix_s);

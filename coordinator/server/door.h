@@ -59,15 +59,15 @@ class Door {
 
   // Why a message that came with `key` is refused; nothing if it is not.
   std::optional<pb::Refusal> judge(const std::string& key,
-                                   const pb::Envelope& said,
+                                   const pb::Envelope& message,
                                    const core::Coordinator& core) const;
   // The same, by the role of the key alone; "" if it may say this.
   std::string why_refused(const std::string& key,
-                          const pb::Envelope& said) const;
+                          const pb::Envelope& message) const;
   // The right of `key` to a worker name that `owner` registered.
   core::Claim claim(const std::string& key, const std::string& owner) const;
   // Logs a refusal. The event of a refused worker, at most one a second.
-  std::optional<pb::EventRecord> refusal_event(const pb::Envelope& said,
+  std::optional<pb::EventRecord> refusal_event(const pb::Envelope& message,
                                                const pb::Refusal& why,
                                                double unix_s);
 
@@ -114,7 +114,7 @@ class Door {
 };
 
 // What the sender of a refused message is told.
-pb::Envelope answer_to_refused(const pb::Envelope& said,
+pb::Envelope answer_to_refused(const pb::Envelope& message,
                                const pb::Refusal& why);
 
 }  // namespace remesh::server

@@ -18,7 +18,7 @@ namespace remesh::train {
 using memory::StateSegment;
 
 // Numbers hosts and workers in order of appearance, the same on every rank.
-void MemorySource::read_facts(const pb::Assignment& assignment) {
+void MemorySource::read_assignment(const pb::Assignment& assignment) {
   std::map<std::string, int> hosts, workers;
   const auto number = [](std::map<std::string, int>& of, const std::string& s) {
     return of.try_emplace(s, static_cast<int>(of.size())).first->second;
@@ -40,7 +40,7 @@ Result<std::unique_ptr<MemorySource>> MemorySource::make(
     const geometry::Sharding& to, int rank, const Segments& segments) {
   auto source = std::unique_ptr<MemorySource>(new MemorySource());
   MemorySource& m = *source;
-  m.read_facts(assignment);
+  m.read_assignment(assignment);
   if (m.sources_.empty())
     return invalid_argument("the source in memory lists no state");
   const pb::StateHolding& first = assignment.source().states(0);

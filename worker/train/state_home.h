@@ -69,7 +69,7 @@ class MemorySource {
 
  private:
   MemorySource() = default;
-  void read_facts(const pb::Assignment& assignment);
+  void read_assignment(const pb::Assignment& assignment);
   Status open_sources(const geometry::ParamTable& table, const Segments& all);
 
   geometry::Sharding from_;

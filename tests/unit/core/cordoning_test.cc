@@ -54,7 +54,7 @@ const Failure kNoStart{.what = "x",
 
 TEST_F(CordoningTest, AHostWhoseRanksDoNotStartIsCordonedIfOthersCanRun) {
   hear_all({"a", "b"});
-  EXPECT_EQ(after(kNoStart), Consequence::kSitesAlone);
+  EXPECT_EQ(after(kNoStart), Consequence::kOthersCanRun);
   EXPECT_TRUE(changes_.any);
   EXPECT_EQ(begun(), Hosts{});
   EXPECT_EQ(after(kNoStart), Consequence::kCordoned);
@@ -78,7 +78,7 @@ TEST_F(CordoningTest, ANewHostThatHangsWithOthersIsNotCordonedAtOnce) {
   Failure hang = kNoStart;
   hang.hung = true;
   hang.hosts = {"host-a", "host-b"};
-  EXPECT_EQ(after(hang), Consequence::kSitesAlone);
+  EXPECT_EQ(after(hang), Consequence::kOthersCanRun);
   hang.hosts = {"host-a"};
   durable_.mutable_host_faults()->clear_suspects();
   EXPECT_EQ(after(hang), Consequence::kCordoned) << "alone";

@@ -189,8 +189,8 @@ TEST(Blame, AllHostsWhoseRanksFailedToStartAreCounted) {
   failure.hosts.push_back("i");
   failure.at_start = true;
   EXPECT_EQ(hosts(f.blame(failure)), failure.hosts);
-  EXPECT_TRUE(f.blame(failure).sites_alone);
-  EXPECT_FALSE(f.blame(failure, /*others_can_run=*/false).sites_alone);
+  EXPECT_TRUE(f.blame(failure).others_can_run);
+  EXPECT_FALSE(f.blame(failure, /*others_can_run=*/false).others_can_run);
 }
 
 TEST(Blame, WithoutASourceThatCodeIsBlamedOnTheHost) {

@@ -302,7 +302,7 @@ TEST(FailureBudget, FailuresThatOtherHostsCanAvoidAreNotCounted) {
             d.mutable_host_faults());
     const auto v = account_failure(
         {.what = "x", .rank = 1, .at_start = true, .before_training = true},
-        elastic(), 0, &d, Consequence::kSitesAlone);
+        elastic(), 0, &d, Consequence::kOthersCanRun);
     EXPECT_FALSE(v.give_up);
     EXPECT_EQ(v.backoff_ms, i < 2 ? 0 : i < 4 ? 250 << (i - 2) : 1000);
   }
