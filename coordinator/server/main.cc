@@ -46,9 +46,7 @@ Signals: SIGTERM and SIGINT end the daemon, not the job: the ranks continue, and
 the next coordinator on the run directory takes over. `remesh stop` ends the
 job.
 
-Exit codes: 0 the job is done or stopped; 2 wrong usage or job file; 3 the job
-cannot continue (the last line has the reason); 4 the run had ended and --resume
-was not given; 5 a file or run does not exist; 75 restart the daemon.)";
+)";
 
 struct Arguments {
   std::string job_file;
@@ -58,7 +56,7 @@ struct Arguments {
 
 void declare(CLI::App& app, Arguments* a) {
   DaemonOptions& o = a->daemon;
-  app.footer(kFooter);
+  app.footer(kFooter + std::string(kExitCodesHelp));
   app.add_option("JOB", a->job_file,
                  "Job file (TOML). May be left out if --run-dir is a run");
   app.add_option("--run-dir", o.run_dir,

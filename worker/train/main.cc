@@ -138,9 +138,7 @@ int main(int argc, char** argv) {
   remesh::guard_sockets();  // those of MPI
   CLI::App app(
       "One rank of a generation; started by remesh-worker.\n"
-      "Exit codes: 0 done, 1 failed (retryable), 2 usage error, 3 cannot\n"
-      "continue, 65 checkpoint does not load, 66 no room in shared memory,\n"
-      "67 wrong MPI world, 68 could not save, 69 worker daemon lost.\n"
+      "Exit codes: see proto/PROTOCOL.md.\n"
       "Example: mpirun -n 2 remesh-trainer --spec rank.spec");
   app.name("remesh-trainer");
   app.set_version_flag("--version", remesh::version_line("remesh-trainer"));

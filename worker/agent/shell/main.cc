@@ -30,12 +30,9 @@ Examples:
   remesh-worker --connect /shared/runs/llama --interface 10.0.0.0/24
 
 SIGTERM or Ctrl-C: the worker leaves after the current step; no work is
-lost. A second one: it leaves immediately.
-
-Exit codes: 0 the worker left or the job ended; 2 usage error; 3 cannot continue
-(the coordinator runs another job or another version); 4 the run had ended; 5 a
-file does not exist; 130 interrupted twice. While no coordinator answers, the
+lost. A second one: it leaves immediately. While no coordinator answers, the
 worker says why and keeps trying.
+
 )";
 
 int fail(int code, const std::string& message) {
@@ -159,7 +156,7 @@ int worker_main(int argc, char** argv) {
   WorkerOptions options;
   CLI::App app{"Offers this machine's slots to a training run."};
   app.name("remesh-worker");
-  app.footer(kExamples);
+  app.footer(kExamples + std::string(kExitCodesHelp));
   app.set_version_flag("--version", version_line("remesh-worker"));
   app.option_defaults()->multi_option_policy(CLI::MultiOptionPolicy::TakeLast);
   std::string group;
