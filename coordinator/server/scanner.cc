@@ -86,7 +86,7 @@ struct Scanner::Shared {
   std::optional<int64_t> scanning_ms;  // since when
   std::optional<core::CheckpointsScanned> result;
   std::optional<std::string> note;
-  std::string last_note;
+  Code failed = Code::kOk;  // the scan before
   bool ended = false;
 };
 
@@ -157,12 +157,12 @@ std::optional<std::chrono::milliseconds> Scanner::Shared::work() {
   scanning_ms.reset();
   idle.notify_all();
   const bool ok = scanned.ok();
-  if (ok) {
+  const Code code = scanned.status().code();
+  if (ok)
     result = std::move(*scanned);
-    last_note.clear();
-  } else if (scanned.status().message() != last_note) {
-    note = last_note = scanned.status().message();
-  }
+  else if (code != failed)
+    note = scanned.status().message();
+  failed = code;
   const uint64_t one = 1;
   CHECK(write(event_fd, &one, sizeof(one)) == sizeof(one));
   if (ok) return std::nullopt;

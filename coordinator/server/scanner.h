@@ -41,7 +41,8 @@ class Scanner {
   void request(int64_t saved_step);
   int fd() const;
   std::optional<core::CheckpointsScanned> take();
-  // An event that says why the scan in progress cannot finish; each cause once.
+  // An event that says why the scan in progress cannot finish, where it did not
+  // fail in the same way before.
   std::optional<pb::EventRecord> take_error();
   // Says that the scan takes long.
   std::optional<pb::JobStatus::Problem> problem() const;

@@ -417,5 +417,25 @@ TEST(ScannerTest, AFolderThatCannotBeListedGivesNoAnswer) {
   EXPECT_TRUE(scan->valid.empty());
 }
 
+TEST(ScannerTest, AFailureWithAnotherTextIsNotAnnouncedAgain) {
+  const TempDir dir;
+  int lists = 0;  // of the scanner's thread
+  Scanner scanner(dir.path(), /*run_id=*/0,
+                  std::make_unique<HookedFileSystem>(
+                      [&](const std::string& call, const std::string&) {
+                        if (call != "list") return ok_status();
+                        return unavailable("list " + std::to_string(++lists));
+                      }));
+  std::vector<std::string> causes;
+  for (int scan = 0; scan < 3; ++scan) {
+    scanner.request(0);
+    pollfd fd{scanner.fd(), POLLIN, 0};
+    ASSERT_EQ(poll(&fd, 1, 60'000), 1);
+    EXPECT_FALSE(scanner.take().has_value());
+    if (const auto e = scanner.take_error()) causes.push_back(e->cause());
+  }
+  EXPECT_EQ(causes, std::vector<std::string>{"list 1"});
+}
+
 }  // namespace
 }  // namespace remesh::server
