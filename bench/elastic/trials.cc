@@ -12,6 +12,7 @@
 #include "proto/base/check.h"
 #include "proto/base/clock.h"
 #include "proto/base/median.h"
+#include "proto/rundir/paths.h"
 
 namespace remesh::bench {
 
@@ -149,7 +150,7 @@ bool Bench::measure(double fault_time, int64_t generation, Trial* out) {
 
 std::string Bench::log_of_rank_0(int64_t generation) const {
   return testing::read_whole(
-      fmt::format("{}/logs/gen-{}/rank-0.log", cluster_.run_dir(), generation));
+      rundir::rank_logs_path(cluster_.run_dir(), generation) + "/rank-0.log");
 }
 
 int64_t Bench::first_step_of(int64_t generation) const {
