@@ -10,6 +10,7 @@
 #include <thread>
 #include <utility>
 
+#include "coordinator/core/durable.h"
 #include "coordinator/ctl/verbs.h"
 #include "coordinator/rundir/job_files.h"
 #include "coordinator/rundir/lines.h"
@@ -303,8 +304,8 @@ void wait_for_next_poll() {
 }
 
 bool has_ended(pb::JobStatus::State state) {
-  return state == pb::JobStatus::DONE || state == pb::JobStatus::FAILED ||
-         state == pb::JobStatus::STOPPED;
+  // Phases have the same numbers (coordinator/core/job_status.cc).
+  return core::terminal(static_cast<pb::Durable::Phase>(state));
 }
 
 Result<pb::JobStatus> next_status(const std::string& run,
