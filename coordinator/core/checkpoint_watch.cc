@@ -3,26 +3,14 @@
 #include <algorithm>
 #include <utility>
 
+#include "coordinator/core/recovery.h"
+
 namespace remesh::core {
-namespace {
-
-void forgive(int64_t step, pb::Refusals* refusals) {
-  const pb::Refusals before = *refusals;
-  refusals->clear_checkpoints();
-  refusals->clear_checkpoint_steps();
-  for (int i = 0; i < before.checkpoints_size(); ++i) {
-    if (before.checkpoint_steps(i) == step) continue;
-    refusals->add_checkpoints(before.checkpoints(i));
-    refusals->add_checkpoint_steps(before.checkpoint_steps(i));
-  }
-}
-
-}  // namespace
 
 void note_saved(int64_t step, pb::Durable* durable) {
   durable->set_saved_step(std::max(durable->saved_step(), step));
   if (durable->refusals().checkpoints_size() > 0)
-    forgive(step, durable->mutable_refusals());
+    forgive_checkpoint(step, durable->mutable_refusals());
 }
 
 void CheckpointWatch::go_back(int64_t step, const CheckpointsScanned& scan,

@@ -133,9 +133,4 @@ bool is_in_memory_of(const pb::Source& source, const std::string& worker) {
                      [&](const auto& h) { return h.worker() == worker; });
 }
 
-bool refuses(const pb::Refusals& refusals, const std::string& checkpoint) {
-  const auto& bad = refusals.checkpoints();
-  return std::find(bad.begin(), bad.end(), checkpoint) != bad.end();
-}
-
 }  // namespace remesh::core

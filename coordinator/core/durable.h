@@ -63,7 +63,4 @@ bool finish_drain(const std::string& worker, uint64_t incarnation,
 // Whether the source has a part in the worker's memory.
 bool is_in_memory_of(const pb::Source& source, const std::string& worker);
 
-// Whether this checkpoint failed to load before.
-bool refuses(const pb::Refusals& refusals, const std::string& checkpoint);
-
 }  // namespace remesh::core

@@ -124,6 +124,11 @@ bool holders_answered(const ClusterView& view) {
   });
 }
 
+bool refuses(const pb::Refusals& refusals, const std::string& checkpoint) {
+  const auto& bad = refusals.checkpoints();
+  return std::find(bad.begin(), bad.end(), checkpoint) != bad.end();
+}
+
 void refuse_source(const pb::Source& s, const Roster& roster,
                    pb::Refusals* refusals) {
   if (s.kind() == pb::Source::CHECKPOINT) {
@@ -161,6 +166,15 @@ bool forgive_source(const pb::Source& s, const std::string& worker,
   if (kept == bad->end()) return false;
   bad->erase(kept, bad->end());
   return true;
+}
+
+void forgive_checkpoint(int64_t step, pb::Refusals* refusals) {
+  auto* steps = refusals->mutable_checkpoint_steps();
+  for (int i = steps->size() - 1; i >= 0; --i) {
+    if (steps->Get(i) != step) continue;
+    refusals->mutable_checkpoints()->DeleteSubrange(i, 1);
+    steps->erase(steps->begin() + i);
+  }
 }
 
 std::string lost_source(const ClusterView& view, bool forgiving) {

@@ -33,6 +33,9 @@ int64_t newest_generation(const CheckpointsScanned& scan, int64_t journaled);
 // One line for people: where a generation's state comes from.
 std::string source_text(const pb::Source& source);
 
+// Whether this checkpoint failed to load before.
+bool refuses(const pb::Refusals& refusals, const std::string& checkpoint);
+
 // Records that the source of the newest generation did not load, so that it is
 // not chosen again. A state in memory of which a part is gone is not recorded:
 // without that part another choice is made anyway.
@@ -54,6 +57,9 @@ bool try_elsewhere(const planner::Placement& placement, const ClusterView& view,
 // the record changed.
 bool forgive_source(const pb::Source& source, const std::string& worker,
                     pb::Refusals* refusals);
+
+// The checkpoint of that step was saved once more.
+void forgive_checkpoint(int64_t step, pb::Refusals* refusals);
 
 // Whether the workers that hold the parts of the generation's source say so.
 bool source_is_there(const Roster& roster, const pb::Source& source);

@@ -305,6 +305,24 @@ TEST_F(MemoryRecovery, AStateThatDidNotLoadIsNotTakenAgain) {
   EXPECT_EQ(d.source.path(), "step-5");
 }
 
+TEST(Refusals, OnlyTheCheckpointsOfTheStepSavedAgainAreForgiven) {
+  pb::Refusals refused;
+  for (const int step : {5, 6, 5, 7}) {
+    pb::Source source;
+    source.set_kind(pb::Source::CHECKPOINT);
+    source.set_path(std::to_string(step));
+    source.set_step(step);
+    refuse_source(source, Roster(), &refused);
+  }
+  forgive_checkpoint(5, &refused);
+  ASSERT_EQ(refused.checkpoints_size(), 2);
+  ASSERT_EQ(refused.checkpoint_steps_size(), 2);
+  for (int i = 0; i < 2; ++i) {
+    EXPECT_EQ(refused.checkpoints(i), std::to_string(6 + i));
+    EXPECT_EQ(refused.checkpoint_steps(i), 6 + i);
+  }
+}
+
 // As on a network file system that caches its listing.
 TEST_F(MemoryRecovery, ACommittedCheckpointThatIsNotListedIsLookedForAgain) {
   holds("a", 0);
