@@ -43,7 +43,8 @@ void Coordinator::plan(const CheckpointsScanned& scan) {
   if (decision.kind == Recovery::Decision::Kind::kWait) {
     if (decision.rescan_ms > 0)
       gathering_.back_off(now_ms_ + decision.rescan_ms);
-    return wait_for(pb::JobStatus::FINISHED_STEPS, decision.why);
+    if (decision.why) wait_for(pb::JobStatus::FINISHED_STEPS, *decision.why);
+    return;
   }
   const bool gives_up = decision.kind == Recovery::Decision::Kind::kGiveUp;
   if ((gives_up || decision.source.step() < ledger_.last_finished()) &&
@@ -53,7 +54,7 @@ void Coordinator::plan(const CheckpointsScanned& scan) {
   if (gives_up)
     return try_elsewhere(*wanted, now, &durable_)
                ? plan(scan)
-               : terminate(pb::Durable::FAILED, decision.why);
+               : terminate(pb::Durable::FAILED, *decision.why);
   Plan next = make_plan(decision, plan_inputs(), gathering_.replicas_fit());
   if (!next.short_of.empty()) return wait_for_room(next);
   next.assignment.set_generation(number);
@@ -104,7 +105,6 @@ void Coordinator::begin_generation(
 
 void Coordinator::wait_for(pb::JobStatus::WaitReason reason,
                            const std::string& what) {
-  if (what.empty()) return;
   gathering_.wait_for({reason, what, {}, {}});
   emit(reason == pb::JobStatus::FINISHED_STEPS ? events::kWaitingForState
                                                : events::kWaitingForRoom,

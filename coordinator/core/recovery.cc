@@ -255,8 +255,8 @@ StateChoice Recovery::saved_end(const Inputs& in) const {
 }
 
 // Why initial weights would discard what was trained: checkpoints exist and
-// none is usable, or existed. "" if none ever did.
-std::string Recovery::no_checkpoint(const Inputs& in) const {
+// none is usable, or existed. Nothing if none ever did.
+std::optional<std::string> Recovery::no_checkpoint(const Inputs& in) const {
   size_t bad = in.scan.invalid.size();
   std::string first = bad > 0 ? in.scan.invalid.front() : "";
   for (const CheckpointInfo& c : in.scan.valid) {
@@ -266,7 +266,7 @@ std::string Recovery::no_checkpoint(const Inputs& in) const {
                           ? ": does not load"
                           : ": belongs to an abandoned branch");
   }
-  if (bad == 0 && in.view.durable.saved_step() == 0) return "";
+  if (bad == 0 && in.view.durable.saved_step() == 0) return std::nullopt;
   if (bad == 0)
     return fmt::format(
         "a checkpoint of step {} was saved, but the checkpoint folder has "
@@ -280,16 +280,16 @@ std::string Recovery::no_checkpoint(const Inputs& in) const {
 }
 
 // Names the checkpoint that was committed, is newer than the step chosen, and
-// that the scan did not find; "" if there is none.
-std::string Recovery::missing_checkpoint(const Inputs& in,
-                                         int64_t chosen) const {
+// that the scan did not find; nothing if there is none.
+std::optional<std::string> Recovery::missing_checkpoint(const Inputs& in,
+                                                        int64_t chosen) const {
   const int64_t saved = in.view.durable.saved_step();
   const auto& bad = in.scan.invalid_steps;
   if (saved <= chosen ||
       std::find(bad.begin(), bad.end(), saved) != bad.end() ||
       std::any_of(in.scan.valid.begin(), in.scan.valid.end(),
                   [&](const CheckpointInfo& c) { return c.step == saved; }))
-    return "";
+    return std::nullopt;
   return fmt::format(
       "the checkpoint of step {} was committed, but the "
       "checkpoint folder does not show it",
@@ -298,19 +298,19 @@ std::string Recovery::missing_checkpoint(const Inputs& in,
 
 // Whether to scan again before anything older is used.
 bool Recovery::await_listing(const Inputs& in, int64_t chosen,
-                             const std::string& missing, Decision* out) {
+                             const std::optional<std::string>& missing,
+                             Decision* out) {
   const bool first_time = listing_late_since_ms_ < 0;
-  if (missing.empty() || first_time)
-    listing_late_since_ms_ = missing.empty() ? -1 : in.view.now_ms;
-  if (missing.empty() ||
-      in.view.now_ms - listing_late_since_ms_ >= kListingPatienceMs)
+  if (!missing || first_time)
+    listing_late_since_ms_ = missing ? in.view.now_ms : -1;
+  if (!missing || in.view.now_ms - listing_late_since_ms_ >= kListingPatienceMs)
     return false;
   out->kind = Decision::Kind::kWait;
   out->rescan_ms = kRescanMs;
   if (first_time)
     out->why = fmt::format(
         "{}; looking again for up to {} s before going back to step {}",
-        missing, kListingPatienceMs / 1000, chosen);
+        *missing, kListingPatienceMs / 1000, chosen);
   return true;
 }
 
@@ -361,18 +361,14 @@ Recovery::Decision Recovery::decide(const Inputs& in,
     if (await_newer(candidates, in, best.choice, &out)) return out;
   }
   const StateChoice& c = best.choice;
-  const std::string missing = missing_checkpoint(in, c.step);
+  const auto missing = missing_checkpoint(in, c.step);
   if (await_listing(in, c.step, missing, &out)) return out;
-  if (c.kind == pb::Source::INIT) {
-    out.why = no_checkpoint(in);
-    if (!out.why.empty()) {
-      out.kind = Decision::Kind::kGiveUp;
-      return out;
-    }
-  }
+  if (c.kind == pb::Source::INIT)
+    if (auto why = no_checkpoint(in))
+      return {.kind = Decision::Kind::kGiveUp, .why = std::move(why)};
   out.source.set_step(c.step);
   out.source.set_reason(c.why + damage_text(in) +
-                        (missing.empty() ? "" : "; " + missing));
+                        (missing ? "; " + *missing : ""));
   out.source.set_kind(c.kind);
   if (!c.path.empty()) out.source.set_path(c.path);
   for (const size_t i : c.sources)

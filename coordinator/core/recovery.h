@@ -82,8 +82,8 @@ class Recovery {
   struct Decision {
     enum class Kind { kRestore, kWait, kGiveUp };
     Kind kind = Kind::kRestore;
-    // kGiveUp: the reason. kWait: for what, "" if that was announced before.
-    std::string why;
+    // kGiveUp: the reason. kWait: for what, unless that was announced before.
+    std::optional<std::string> why;
     int64_t rescan_ms = 0;  // kWait: scan again after this time
     // kRestore: the source and the placement, which differs from the wanted
     // one in a rescue.
@@ -130,8 +130,9 @@ class Recovery {
   std::set<std::string> hosts_needed(Inventory& candidates, const Inputs& in,
                                      int64_t step,
                                      const std::string& build) const;
-  std::string no_checkpoint(const Inputs& in) const;
-  std::string missing_checkpoint(const Inputs& in, int64_t chosen) const;
+  std::optional<std::string> no_checkpoint(const Inputs& in) const;
+  std::optional<std::string> missing_checkpoint(const Inputs& in,
+                                                int64_t chosen) const;
   // Whether a newer state than the best that can be read now may come within
   // reach soon (rescue_wait.cc).
   bool await_newer(Inventory& candidates, const Inputs& in,
@@ -143,7 +144,7 @@ class Recovery {
     return awaited_until_ms_ + v.roster.absent_ms() - v.now_ms;
   }
   bool await_listing(const Inputs& in, int64_t chosen,
-                     const std::string& missing, Decision* out);
+                     const std::optional<std::string>& missing, Decision* out);
 
   pb::Job job_;
   std::optional<geometry::ParamTable> table_;

@@ -403,8 +403,8 @@ TEST(Recovery, NeverUsesInitialWeightsWhileCheckpointsExist) {
             Recovery::Decision::Kind::kGiveUp);
   f.durable.mutable_refusals()->add_checkpoints("step-5");
   const auto d = decide(f, {}, {.valid = {saved(5)}});
-  EXPECT_EQ(d.kind, Recovery::Decision::Kind::kGiveUp);
-  EXPECT_HAS(d.why, "step-5: does not load");
+  ASSERT_EQ(d.kind, Recovery::Decision::Kind::kGiveUp);
+  EXPECT_HAS(d.why.value(), "step-5: does not load");
 }
 
 TEST(Recovery, RefusesAMemorySourceOnlyWhileAllOfItIsThere) {

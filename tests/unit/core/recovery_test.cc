@@ -114,12 +114,12 @@ TEST_F(MemoryRecovery, AWorkerWithFinishedStepsIsWaitedForAndThenNot) {
   holds("a", 0);
   const Recovery::Decision first = decide({"b"});
   ASSERT_EQ(first.kind, Kind::kWait);
-  EXPECT_HAS(first.why, "the memory of b");
+  EXPECT_HAS(first.why.value(), "the memory of b");
   EXPECT_TRUE(recovery_.waiting(view(200), {"b"}));
   EXPECT_FALSE(recovery_.waiting(view(200), {})) << "nobody is missing now";
   const Recovery::Decision again = decide({"b"}, 200);
   EXPECT_EQ(again.kind, Kind::kWait);
-  EXPECT_EQ(again.why, "") << "said before";
+  EXPECT_FALSE(again.why) << "announced before";
   const int64_t over_ms = small_job().elastic().rejoin_wait_ms() + 1;
   EXPECT_FALSE(recovery_.waiting(view(over_ms), {"b"}));
   const Recovery::Decision late = decide({"b"}, over_ms);
@@ -261,9 +261,9 @@ TEST_F(MemoryRecovery, HostsWhereRanksFailAreTriedAgainBeforeAnOlderState) {
   }
   const Recovery::Decision first = decide();
   ASSERT_EQ(first.kind, Kind::kWait);
-  EXPECT_HAS(first.why, "host-a (cordoned: no data)");
+  EXPECT_HAS(first.why.value(), "host-a (cordoned: no data)");
   EXPECT_GT(first.rescan_ms, 0);
-  EXPECT_EQ(decide({}, 200).why, "") << "it is said once";
+  EXPECT_FALSE(decide({}, 200).why) << "it is announced once";
   const Recovery::Decision again = decide({}, kRescueMs);
   ASSERT_EQ(again.kind, Kind::kRestore);
   EXPECT_TRUE(again.rescue);
@@ -330,7 +330,7 @@ TEST_F(MemoryRecovery, ACommittedCheckpointThatIsNotListedIsLookedForAgain) {
   const Recovery::Decision first = decide();
   ASSERT_EQ(first.kind, Kind::kWait);
   EXPECT_GT(first.rescan_ms, 0);
-  EXPECT_HAS(first.why, "step 8 was committed");
+  EXPECT_HAS(first.why.value(), "step 8 was committed");
   const Recovery::Decision late = decide({}, 100 + 60'000);
   ASSERT_EQ(late.kind, Kind::kRestore);
   EXPECT_EQ(late.source.path(), "step-5");
