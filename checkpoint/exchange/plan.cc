@@ -22,7 +22,7 @@ using geometry::Uncovered;
 class Planner {
  public:
   Planner(const ParamTable& table, const Sharding& from,
-          std::span<const Source> sources, const Sharding& to,
+          std::span<const OldState> sources, const Sharding& to,
           std::span<const Process> processes)
       : table_(table),
         from_(from),
@@ -51,7 +51,7 @@ class Planner {
 
   const ParamTable& table_;
   const Sharding& from_;
-  const std::span<const Source> sources_;
+  const std::span<const OldState> sources_;
   const Sharding& to_;
   const std::span<const Process> processes_;
 
@@ -200,7 +200,7 @@ Plan Planner::take(int me) {
 }
 
 uint64_t digest_of(const ParamTable& table, const Sharding& from,
-                   std::span<const Source> sources, const Sharding& to,
+                   std::span<const OldState> sources, const Sharding& to,
                    std::span<const Process> processes) {
   std::vector<int64_t> inputs = {static_cast<int64_t>(model_id(table))};
   for (const Sharding* s : {&from, &to}) {
@@ -209,7 +209,7 @@ uint64_t digest_of(const ParamTable& table, const Sharding& from,
       inputs.push_back(x);
     inputs.insert(inputs.end(), s->bounds.begin(), s->bounds.end());
   }
-  for (const Source& s : sources)
+  for (const OldState& s : sources)
     inputs.insert(inputs.end(), {s.rank, s.host, s.worker});
   for (const Process& p : processes)
     inputs.insert(inputs.end(), {p.host, p.worker});
@@ -219,7 +219,8 @@ uint64_t digest_of(const ParamTable& table, const Sharding& from,
 }  // namespace
 
 Result<Plan> plan_exchange(const ParamTable& table, const Sharding& from,
-                           std::span<const Source> sources, const Sharding& to,
+                           std::span<const OldState> sources,
+                           const Sharding& to,
                            std::span<const Process> processes, int me) {
   CHECK(me >= 0 && static_cast<size_t>(me) < processes.size());
   Planner planner(table, from, sources, to, processes);

@@ -24,11 +24,11 @@
 namespace remesh::exchange {
 
 // A state of the old mesh.
-struct Source {
+struct OldState {
   int rank = 0;    // of the old mesh
   int host = 0;    // whose processes can map it
   int worker = 0;  // that owns it
-  friend bool operator==(const Source&, const Source&) = default;
+  friend bool operator==(const OldState&, const OldState&) = default;
 };
 
 // Process i is rank i of the exchange's Comm. The first world() of them are the
@@ -67,7 +67,7 @@ struct Plan {
 // hold all of it. A source is reachable if its host has a process.
 Result<Plan> plan_exchange(const geometry::ParamTable& table,
                            const geometry::Sharding& from,
-                           std::span<const Source> sources,
+                           std::span<const OldState> sources,
                            const geometry::Sharding& to,
                            std::span<const Process> processes, int me);
 

@@ -12,8 +12,7 @@ using geometry::ConstStateView;
 using geometry::ParamTable;
 using geometry::Piece;
 
-// What a shard is made of.
-struct Source {
+struct ShardContent {
   const SaveId& id;
   const ParamTable& table;
   std::span<const Piece> pieces;
@@ -51,7 +50,7 @@ Status append_layout(BlockWriter& out, File& layout, uint64_t begin,
 // HDF5 lays the file out in memory, which needs no element; then everything is
 // written from front to back, the elements straight from the state: one pass,
 // no copies, the checksums computed on the way.
-Status write_plain(File& file, const Source& from, pb::ShardFile& shard) {
+Status write_plain(File& file, const ShardContent& from, pb::ShardFile& shard) {
   ASSIGN_OR_RETURN(const ShardLayout layout,
                    lay_out(from.id, from.table, shard));
   BlockWriter out(file);
@@ -71,7 +70,7 @@ Status write_plain(File& file, const Source& from, pb::ShardFile& shard) {
 // order and it is read back for the checksums, which is cheap in comparison.
 Result<std::unique_ptr<File>> write_compressed(std::unique_ptr<File> file,
                                                const std::string& path,
-                                               const Source& from,
+                                               const ShardContent& from,
                                                pb::ShardFile& shard) {
   ASSIGN_OR_RETURN(const auto w, Hdf5Writer::create(std::move(file), path));
   RETURN_IF_ERROR(write_contents(
@@ -90,8 +89,9 @@ Result<std::unique_ptr<File>> write_compressed(std::unique_ptr<File> file,
 }
 
 // The steps of write_shard that may leave a partial file when they fail.
-Status write_files(FileSystem& fs, const std::string& dir, const Source& from,
-                   const WriteOptions& options, pb::ShardFile& shard) {
+Status write_files(FileSystem& fs, const std::string& dir,
+                   const ShardContent& from, const WriteOptions& options,
+                   pb::ShardFile& shard) {
   const std::string path = path_join(dir, shard.name());
   const bool plain = options.compression == Compression::kNone;
   ASSIGN_OR_RETURN(auto file, plain ? fs.create_streamed(path, options.stream)

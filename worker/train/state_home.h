@@ -75,7 +75,7 @@ class MemorySource {
   geometry::Sharding from_;
   uint64_t model_ = 0;
   int64_t step_ = 0, generation_ = 0, tokens_ = 0;
-  std::vector<exchange::Source> sources_;
+  std::vector<exchange::OldState> sources_;
   std::vector<std::string> files_;  // by source
   std::vector<exchange::Process> processes_;
   exchange::Plan plan_;

@@ -25,7 +25,7 @@ using geometry::Sharding;
 // A change of mesh, with the places of sources and processes.
 struct Change {
   Sharding from, to;
-  std::vector<Source> sources;
+  std::vector<OldState> sources;
   std::vector<Process> processes;
 };
 
@@ -59,7 +59,7 @@ bool whole(const ParamTable& table, const Change& c) {
   std::set<int> hosts;
   for (const Process& p : c.processes) hosts.insert(p.host);
   std::set<std::pair<size_t, int64_t>> held;
-  for (const Source& s : c.sources) {
+  for (const OldState& s : c.sources) {
     if (!hosts.contains(s.host)) continue;
     const auto shard = make_rank_shard(table, c.from, s.rank);
     for_each_element(
@@ -134,7 +134,7 @@ void exchange_once(std::mt19937& random, int* unreachable, int* reused,
   // together need every element.
   ASSERT_TRUE(possible);
   std::vector<State> sources;
-  for (const Source& s : c.sources)
+  for (const OldState& s : c.sources)
     sources.push_back(state_of(table, c.from, s.rank, salt));
   const std::vector<State> before = sources;
   std::vector<State> targets;
@@ -197,7 +197,7 @@ TEST(Exchange, RanksThatReuseMoveNothing) {
   const ParamTable table = small_model();
   const Sharding from{.layout = {.dp = 4}, .bounds = {0, 2}};
   const Sharding to{.layout = {.dp = 3}, .bounds = {0, 2}};
-  const std::vector<Source> sources = {{0, 0, 0}, {1, 1, 1}, {3, 3, 3}};
+  const std::vector<OldState> sources = {{0, 0, 0}, {1, 1, 1}, {3, 3, 3}};
   const std::vector<Process> processes = {{0, 0}, {1, 1}, {3, 3}};
   for (int me = 0; me < 3; ++me) {
     const auto plan = plan_exchange(table, from, sources, to, processes, me);
@@ -213,7 +213,7 @@ TEST(Exchange, HoldersOfOneStateShareTheSending) {
   const ParamTable table = small_model();
   const Sharding from{.layout = {.dp = 2}, .bounds = {0, 2}};
   const Sharding to{.layout = {.dp = 6}, .bounds = {0, 2}};
-  const std::vector<Source> sources = {{0, 0, 0}, {1, 1, 1}};
+  const std::vector<OldState> sources = {{0, 0, 0}, {1, 1, 1}};
   std::vector<Process> processes;
   for (int w = 0; w < 6; ++w) processes.push_back({w, w});
   for (int me = 0; me < 2; ++me) {
@@ -247,7 +247,7 @@ Outcome run_small(
   const Sharding from{
       .layout = {.dp = 3}, .bounds = {0, 2}, .zero = {.stage = 3}};
   const Sharding to{.layout = {.tp = 2}, .bounds = {0, 2}};
-  const std::vector<Source> sources = {{0, 0, 0}, {1, 1, 1}, {2, 2, 2}};
+  const std::vector<OldState> sources = {{0, 0, 0}, {1, 1, 1}, {2, 2, 2}};
   const std::vector<Process> processes = {{0, 0}, {1, 1}, {2, 2}};
   auto comms = comm::make_local_comms(3);
   Outcome out;
@@ -312,7 +312,8 @@ TEST(Exchange, InvalidPlansAreRefusedWithTheReason) {
   const ParamTable table = small_model();
   const Sharding one{.layout = {}, .bounds = {0, 2}};
   const Sharding two{.layout = {.tp = 2}, .bounds = {0, 2}};
-  const auto code = [&](const std::vector<Source>& sources, const Sharding& to,
+  const auto code = [&](const std::vector<OldState>& sources,
+                        const Sharding& to,
                         const std::vector<Process>& processes) {
     return plan_exchange(table, two, sources, to, processes, 0).status().code();
   };

@@ -64,7 +64,7 @@ struct Orders {
   int64_t step = 0;
   int64_t from_generation = 0;
   Sharding from;
-  std::vector<Source> sources;
+  std::vector<OldState> sources;
   std::vector<std::string> segments;  // of the sources
   std::vector<std::string> before;    // all files before it
 };
