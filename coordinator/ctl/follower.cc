@@ -127,7 +127,8 @@ void Follower::ask_status(int64_t now_ms) {
   // A coordinator that does not get that far removes what it has made.
   had_address_ |= status_client_.waiting();
   // Without its address the coordinator cannot be asked.
-  if (!status_client_.waiting()) note_gone(had_address_ && !there);
+  if (!status_client_.waiting())
+    note_gone((had_address_ || continued_) && !there);
 }
 
 void Follower::note_status(const pb::JobStatus& status) {

@@ -567,6 +567,21 @@ TEST(Follower, AFailedStartMayRemoveItsRunDirectory) {
   EXPECT_FALSE(follower.run_dir_gone());
 }
 
+TEST(Follower, ARunDirectoryMayBeRemovedBeforeTheFirstStatus) {
+  const testing::TempDir dir;
+  const std::string run = dir.path() + "/run";
+  Screen screen;
+  Follower follower(pb::Job(), run, &screen);
+  std::filesystem::create_directory(run);
+  testing::write_whole(
+      run + "/events.jsonl",
+      "{\"time\":1,\"generation\":0,\"event\":\"coordinator_started\"}\n");
+  follower.poll(/*now_ms=*/0, /*now_unix=*/0);
+  std::filesystem::remove_all(run);
+  follower.poll(/*now_ms=*/10'000, /*now_unix=*/0);
+  EXPECT_TRUE(follower.run_dir_gone());
+}
+
 TEST_F(RenderTest, LongLinesAreFoldedBetweenWords) {
   EXPECT_EQ(fold("one two\nthree\n", 7), "one two\nthree\n");
   EXPECT_EQ(fold("one two three four", 0), "one two three four");
