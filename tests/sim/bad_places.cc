@@ -58,11 +58,20 @@ void Cluster::choose_bad_place() {
   });
 }
 
+// Whether a mesh fits on the good workers alone, were they all there.
+bool Cluster::good_workers_suffice() const {
+  pb::JobStatus good;
+  for (const auto& [name, w] : workers_)
+    if (bad_of(w->host, name) == Bad::kNone)
+      good.add_workers()->set_slots(w->slots);
+  return slots_suffice(good);
+}
+
 // Once a step was made, since a job that has made none may be at fault itself,
-// and of a bad link either end.
+// and of a bad link either end. A job that needs the bad place may end.
 void Cluster::check_bad_place(const pb::EventRecord& e) {
   if (bad_place_.empty()) return;
-  if (e.event() == "job_failed" && !metrics_.empty())
+  if (e.event() == "job_failed" && !metrics_.empty() && good_workers_suffice())
     violated(bad_place_ + " ended the job: " + e.cause());
   if (e.event() == "host_cordoned" && e.host() != bad_place_ &&
       e.worker() != bad_place_ && !metrics_.empty() &&

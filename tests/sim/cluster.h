@@ -232,6 +232,7 @@ class Cluster {
   bool start_badly(Worker& w, World& world);
   void end_badly(World& world);
   bool others_could_run() const;
+  bool good_workers_suffice() const;
   void schedule_fault();
   void note_trouble(Worker& w, int64_t until);
   void random_fault();
