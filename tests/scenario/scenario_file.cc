@@ -5,7 +5,7 @@
 
 #include <algorithm>
 #include <cstdlib>
-#include <span>
+#include <regex>
 #include <sstream>
 #include <string_view>
 
@@ -71,20 +71,6 @@ const std::vector<Lines>& waiting_lines() {
   return kLines;
 }
 
-const std::vector<Lines>& starting_lines() {
-  static const std::vector<Lines> kLines = {
-      {"journal preparing g1 * from step 0"},
-      // No match if it ends in "spares (REASON); start of the job)".
-      {"event mesh g1 source=\"initial weights\" (*[!)]; start of the job)"},
-      {"tell * PREPARE g1"},
-      {"* is PREPARED g1"},
-      {"journal running g1"},
-      {"tell * RUN g1"},
-      {"* starts ranks * of g1", "* is RUNNING g1"},
-      {"ranks of g1 are connected"}};
-  return kLines;
-}
-
 // The number of lines, all of one time, that match; 0 if one is missing.
 size_t count_matching(std::span<const std::string> lines,
                       const std::vector<Lines>& patterns) {
@@ -144,6 +130,29 @@ std::string merge_workers(std::span<const std::string> lines) {
     }
   }
   return text;
+}
+
+// The metrics of consecutive steps, of one time or 10 ms apart as `step` lets
+// them pass.
+Fold finished_steps(std::span<const std::string> lines) {
+  static const std::regex kMetrics(R"((\d+) +metrics step (\d+) (g\d+))");
+  std::smatch m;
+  if (!std::regex_match(lines[0], m, kMetrics)) return {};
+  const int64_t time = std::stoll(m[1]);
+  const int64_t step = std::stoll(m[2]);
+  for (const int64_t apart : {0, 10}) {
+    int64_t n = 0;
+    while (n < std::ssize(lines) &&
+           lines[n] == fmt::format("{:<6} metrics step {} {}", time + n * apart,
+                                   step + n, m.str(3)))
+      ++n;
+    if (n < 2) continue;
+    std::string text = fmt::format("{:<6} metrics steps {} to {} {}", time,
+                                   step, step + n - 1, m.str(3));
+    if (apart > 0) text += fmt::format(" until {}", time + (n - 1) * apart);
+    return {.text = {text}, .lines = static_cast<size_t>(n)};
+  }
+  return {};
 }
 
 }  // namespace
@@ -221,19 +230,91 @@ std::string rewrite_scenario(const std::vector<Block>& blocks,
   return text;
 }
 
-std::string shortened(const std::string& output) {
+// Workers prepare, start their ranks and connect at one time, as the journal
+// and their last reports let expect.
+Fold Shortener::start(std::span<const std::string> lines) const {
+  static const std::regex kPreparing(
+      R"((\d+ +)journal preparing (g\d+)( .*? ranks (.*?) from step \d+)"
+      R"((?: in memory)?)(.*))");
+  std::smatch m;
+  if (lines.size() < 2 || !std::regex_match(lines[0], m, kPreparing)) return {};
+  const std::string time = m[1];
+  const std::string g = m[2];
+  if (!lines[1].starts_with(time + "event mesh ")) return {};
+  std::map<std::string, std::string> ranks;  // of each worker, none of spares
+  std::istringstream places(m.str(4));
+  for (std::string p; places >> p;)
+    ranks[p.substr(p.find(':') + 1)] += " " + p.substr(0, p.find(':'));
+  const auto rest = lines.subspan(2);
+  for (const std::string& line : rest) {
+    const WorkerLine w = worker_line(line);
+    if (w.before != time + "tell " || w.after != " PREPARE " + g) break;
+    ranks.try_emplace(w.name);
+  }
+  std::string prepare, idle, prepared, run, started, spares;
+  for (const auto& [w, numbers] : ranks) {
+    if (!reports_.contains(w)) return {};
+    const std::string& last = reports_.at(w);  // " is QUIESCED g1 holds g1:2"
+    const std::string of = last.substr(last.find(" g"));
+    const std::string holds = of.substr(std::min(of.size(), of.find(' ', 1)));
+    prepare += fmt::format("{}tell {} PREPARE {}\n", time, w, g);
+    if (!last.starts_with(" is IDLE"))
+      idle += fmt::format("{}{} is IDLE{}\n", time, w, of);
+    prepared += fmt::format("{}{} is PREPARED {}{}\n", time, w, g, holds);
+    run += fmt::format("{}tell {} RUN {}\n", time, w, g);
+    if (numbers.empty()) spares += " spare=" + w;
+    started +=
+        numbers.empty()
+            ? fmt::format("{}{} is QUIESCED {}{}\n", time, w, g, holds)
+            : fmt::format(
+                  "{0}{1} starts ranks{2} of {3}\n{0}{1} is RUNNING {3}\n",
+                  time, w, numbers, g);
+  }
+  const std::vector<std::string> expected = split_lines(fmt::format(
+      "{}{}{}{}journal running {}{}\n{}{}{}ranks of {} are connected\n",
+      prepare, idle, prepared, time, g, m.str(5), run, started, time, g));
+  if (!std::equal(expected.begin(), expected.end(), rest.begin(),
+                  rest.begin() + std::min(rest.size(), expected.size())))
+    return {};
+  return {.text = {time + g + " runs" + m.str(3) + m.str(5) + spares, lines[1]},
+          .lines = 2 + expected.size()};
+}
+
+// The start of a job that has all its slots at time 0 and uses all of them.
+Fold Shortener::first_start(std::span<const std::string> lines) {
+  const size_t waiting = count_matching(lines, waiting_lines());
+  for (const std::string& line : lines.first(waiting)) remember(line);
+  const auto rest = lines.subspan(waiting);
+  const Fold fold = waiting > 0 ? start(rest) : Fold();
+  const std::string from = " from step 0";
+  // No match if it ends in "spares (REASON); start of the job)".
+  const char* mesh =
+      "* event mesh g1 source=\"initial weights\" (*[!)]; start of the job)";
+  if (fold.lines == 0 || !fold.text[0].ends_with(from) ||
+      fnmatch(mesh, fold.text[1].c_str(), 0) != 0)
+    return {};
+  return {.text = {fold.text[0].substr(0, fold.text[0].size() - from.size())},
+          .lines = waiting + fold.lines};
+}
+
+void Shortener::remember(const std::string& line) {
+  const WorkerLine w = worker_line(line);
+  if (w.after.starts_with(" is ")) reports_[w.name] = w.after;
+}
+
+std::string Shortener::shortened(const std::string& output) {
   const std::vector<std::string> lines = split_lines(output);
-  const auto all = std::span(lines);
-  const size_t waiting = count_matching(all, waiting_lines());
-  const size_t starting =
-      count_matching(all.subspan(waiting), starting_lines());
-  if (waiting == 0 || starting == 0) return merge_workers(all);
-  const std::string before = "journal preparing g1";
-  const std::string after = " from step 0";
-  std::string text = lines[waiting];
-  text.resize(text.size() - after.size());
-  text.replace(text.find(before), before.size(), "g1 runs") += "\n";
-  return text + merge_workers(all.subspan(waiting + starting));
+  std::vector<std::string> text;
+  for (auto rest = std::span(lines); !rest.empty();) {
+    Fold fold = text.empty() ? first_start(rest) : Fold();
+    if (fold.lines == 0) fold = start(rest);
+    if (fold.lines == 0) fold = finished_steps(rest);
+    if (fold.lines == 0) fold = {.text = {rest[0]}, .lines = 1};
+    text.insert(text.end(), fold.text.begin(), fold.text.end());
+    for (const std::string& line : rest.first(fold.lines)) remember(line);
+    rest = rest.subspan(fold.lines);
+  }
+  return merge_workers(text);
 }
 
 }  // namespace remesh::scenario

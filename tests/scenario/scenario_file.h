@@ -9,11 +9,16 @@
 // A block is its commands, "----" and the expected output up to an empty line
 // or the end of the file. Words are separated by blanks; "key=value" gives a
 // named argument, and quotes keep blanks together: error="out of memory".
-// An ordinary start of a job in one block is one line of its output, and so are
-// neighboring lines that differ only in the worker:
+// What follows from the rest is left out of the output: an ordinary start of a
+// generation is its line of the journal and the event, that of a job one line,
+// and so are consecutive steps and neighboring lines that differ only in the
+// worker:
 //
-//   500  g1 runs dp=2 ranks 0:a 1:b
-//   700  tell a, b ABORT g1
+//   500    g1 runs dp=2 ranks 0:a 1:b
+//   510    metrics steps 1 to 3 g1 until 530
+//   700    tell a, b ABORT g1
+//   700    g2 runs dp=1 ranks 0:a from step 0 cordoned=host-b spare=b
+//   700    event mesh g2 ...
 //
 // Written from scratch in the manner of etcd-raft's testdata.
 //
@@ -22,6 +27,7 @@
 
 #include <cstdint>
 #include <map>
+#include <span>
 #include <string>
 #include <vector>
 
@@ -54,9 +60,25 @@ Result<std::vector<Block>> parse_scenario(const std::string& text);
 // The file with these outputs in place of the expected ones.
 std::string rewrite_scenario(const std::vector<Block>& blocks,
                              const std::vector<std::string>& outputs);
-// A block's output, with neighboring lines about several workers in one, and an
-// ordinary start at its beginning in one. A start is ordinary if all slots are
-// there at time 0 and are used.
-std::string shortened(const std::string& output);
+// Lines of the output that are shown as others.
+struct Fold {
+  std::vector<std::string> text;
+  size_t lines = 0;  // 0: none
+};
+
+// Shortens the blocks' outputs, in the order of the file, without a loss: two
+// outputs that differ still do when they are shortened. Lost is only how the
+// workers joined with which a job starts.
+class Shortener {
+ public:
+  std::string shortened(const std::string& output);
+
+ private:
+  Fold first_start(std::span<const std::string> lines);
+  Fold start(std::span<const std::string> lines) const;
+  void remember(const std::string& line);
+
+  std::map<std::string, std::string> reports_;  // the last of each worker
+};
 
 }  // namespace remesh::scenario

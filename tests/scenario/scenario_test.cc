@@ -6,6 +6,9 @@
 #include <cstdio>
 #include <filesystem>
 #include <fstream>
+#include <numeric>
+#include <set>
+#include <sstream>
 #include <string>
 #include <vector>
 
@@ -24,6 +27,7 @@ class ScenarioTest : public testing::Test {
     auto blocks = parse_scenario(read_whole(path_));
     ASSERT_TRUE(blocks.ok()) << path_ << ": " << blocks.status().to_string();
     ScriptedCluster cluster;
+    Shortener shortener;
     std::vector<std::string> outputs;
     for (const Block& block : *blocks) {
       std::string output;
@@ -32,7 +36,7 @@ class ScenarioTest : public testing::Test {
         output +=
             said.ok() ? *said : "error: " + said.status().to_string() + "\n";
       }
-      output = output.empty() ? "ok\n" : shortened(output);
+      output = output.empty() ? "ok\n" : shortener.shortened(output);
       if (!rewrite_) {
         EXPECT_EQ(block.expected, output)
             << path_ << ":" << block.line << ":\n"
@@ -71,6 +75,80 @@ TEST(ScenarioFile, QuotesKeepBlanks) {
 TEST(ScenarioFile, CommandsWithoutOutputAreRefused) {
   EXPECT_FALSE(parse_scenario("time 5\n").ok());
   EXPECT_FALSE(parse_scenario("----\nok\n").ok());
+}
+
+// Of a run of two workers and a spare one that keep states in memory.
+std::vector<std::string> ordinary_output() {
+  const std::string output =
+      "510    metrics step 1 g1\n"
+      "520    metrics step 2 g1\n"
+      "520    metrics step 3 g1\n"
+      "520    metrics step 4 g1\n"
+      "530    a is QUIESCED g1 holds g1:2\n"
+      "530    b is IDLE g1\n"
+      "530    c is IDLE g1 holds g1:2\n"
+      "530    journal preparing g2 dp=2 ranks 0:a 1:c from step 2 scale=2\n"
+      "530    event mesh g2 from dp=3 to dp=2\n"
+      "530    tell a PREPARE g2\n"
+      "530    tell b PREPARE g2\n"
+      "530    tell c PREPARE g2\n"
+      "530    a is IDLE g1 holds g1:2\n"
+      "530    a is PREPARED g2 holds g1:2\n"
+      "530    b is PREPARED g2\n"
+      "530    c is PREPARED g2 holds g1:2\n"
+      "530    journal running g2 scale=2\n"
+      "530    tell a RUN g2\n"
+      "530    tell b RUN g2\n"
+      "530    tell c RUN g2\n"
+      "530    a starts ranks 0 of g2\n"
+      "530    a is RUNNING g2\n"
+      "530    b is QUIESCED g2\n"
+      "530    c starts ranks 1 of g2\n"
+      "530    c is RUNNING g2\n"
+      "530    ranks of g2 are connected\n"
+      "540    metrics step 5 g2\n";
+  std::vector<std::string> lines;
+  std::istringstream in(output);
+  for (std::string line; std::getline(in, line);) lines.push_back(line + "\n");
+  return lines;
+}
+
+std::string shortened(const std::vector<std::string>& lines) {
+  return Shortener().shortened(
+      std::accumulate(lines.begin(), lines.end(), std::string()));
+}
+
+TEST(Shortener, LeavesOutWhatFollowsFromTheRest) {
+  EXPECT_EQ(shortened(ordinary_output()),
+            "510    metrics steps 1 to 2 g1 until 520\n"
+            "520    metrics steps 3 to 4 g1\n"
+            "530    a is QUIESCED g1 holds g1:2\n"
+            "530    b is IDLE g1\n"
+            "530    c is IDLE g1 holds g1:2\n"
+            "530    g2 runs dp=2 ranks 0:a 1:c from step 2 scale=2 spare=b\n"
+            "530    event mesh g2 from dp=3 to dp=2\n"
+            "540    metrics step 5 g2\n");
+}
+
+TEST(Shortener, ShowsEveryOtherOutput) {
+  const std::vector<std::string> lines = ordinary_output();
+  std::set<std::string> seen = {shortened(lines)};
+  const auto expect_new = [&](const std::vector<std::string>& other) {
+    EXPECT_TRUE(seen.insert(shortened(other)).second) << shortened(other);
+  };
+  for (size_t i = 0; i < lines.size(); ++i) {
+    std::vector<std::string> other = lines;
+    other[i].insert(other[i].size() - 1, "1");
+    expect_new(other);
+    other[i] = "6" + lines[i];
+    expect_new(other);
+    other.erase(other.begin() + static_cast<ptrdiff_t>(i));
+    expect_new(other);
+    if (i + 1 == lines.size()) break;
+    other = lines;
+    std::swap(other[i], other[i + 1]);
+    expect_new(other);
+  }
 }
 
 }  // namespace
