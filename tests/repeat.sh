@@ -35,7 +35,7 @@ stop_others() {
 trap 'stop_others; rm -rf "$home"' EXIT
 mkdir -p "$logs" "$home/tmp" "$home/real" "$home/run" \
   "$home/.local/state/remesh"
-cp deploy/examples/defaults.toml "$home/run/job.toml"
+build/bin/remesh job defaults > "$home/run/job.toml"
 touch "$home/run/journal"
 echo "$home/run" > "$home/.local/state/remesh/runs"
 ln -s "$home/real" "$home/a link"

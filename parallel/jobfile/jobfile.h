@@ -117,7 +117,7 @@ std::string to_toml(const pb::Job& job);
 // Whether a text begins as that does, so that no person has written it.
 bool is_written_by_run(std::string_view text);
 
-// The text of deploy/examples/defaults.toml: every key, commented out, with its
+// The output of `remesh job defaults`: every key, commented out, with its
 // default, help text, bounds and allowed values.
 std::string commented_example();
 
