@@ -57,12 +57,11 @@ def read_list():
         if not line or line.startswith("#"):
             continue
         if word == "mutant":
-            name, _, guards = rest.partition(": ")
-            mutants.append(Mutant(name, guards))
-        elif word == "by":
-            mutants[-1].by = rest
-        elif word == "quick":
-            mutants[-1].quick = True
+            head, _, guards = rest.partition(": ")
+            name, *marks = head.split()
+            mutants.append(Mutant(name, guards, quick="quick" in marks))
+            if "by" in marks:
+                mutants[-1].by = marks[marks.index("by") + 1]
         elif word == "file":
             path = rest
         elif word == "-":
