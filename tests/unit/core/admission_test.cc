@@ -6,6 +6,7 @@
 #include "proto/limits/plausible.h"
 #include "tests/testing/expect.h"
 #include "tests/unit/core/builders.h"
+#include "tests/unit/core/one_worker.h"
 
 namespace remesh::core {
 namespace {
@@ -32,13 +33,8 @@ class Admission : public testing::Test {
     CHECK(core_.durable().phase() == pb::Durable::RUNNING);
   }
   static Options options() {
-    Options o;
-    o.job.mutable_train()->set_steps(1000);
-    o.job.mutable_train()->set_global_batch_size(4);
-    o.job.mutable_train()->set_local_batch_size(1);
-    o.job.mutable_elastic()->set_join_window_ms(0);
+    Options o = OneWorker::options();
     o.job.mutable_elastic()->set_max_slots(1);
-    o.job.mutable_elastic()->set_dead_after_ms(1'000'000);
     return o;
   }
   std::vector<Action> give(const pb::Report& r) {

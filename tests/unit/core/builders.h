@@ -99,4 +99,27 @@ inline pb::Report running_report(const std::string& worker, uint64_t seq,
   return r;
 }
 
+// A roster, the journal, and reports of workers in the order of the calls.
+struct RosterFixture {
+  Roster roster;
+  pb::Durable durable;
+  uint64_t seq = 0;
+
+  void hear(pb::Report r, int64_t now_ms = 0) {
+    r.set_seq(++seq);
+    roster.on_report(r, durable, kSilentMs, now_ms);
+  }
+  void hear_on(const std::string& host, const std::string& worker) {
+    pb::Report r = report(worker, 0);
+    r.set_host(host);
+    hear(r);
+  }
+  void hear_all(const std::vector<std::string>& workers, int64_t now_ms = 0) {
+    for (const std::string& w : workers) hear(report(w, 0), now_ms);
+  }
+  ClusterView view(int64_t now_ms = 0) const {
+    return {.roster = roster, .durable = durable, .now_ms = now_ms};
+  }
+};
+
 }  // namespace remesh::core

@@ -9,19 +9,18 @@
 namespace remesh::core {
 namespace {
 
-class CordoningTest : public ::testing::Test {
+class CordoningTest : public ::testing::Test, protected RosterFixture {
  protected:
-  void hear_all(const std::vector<std::string>& workers) {
-    durable_ = running(workers);
-    for (const std::string& w : workers)
-      roster_.on_report(report(w, ++seq_), durable_, kSilentMs, 0);
+  void run_on(const std::vector<std::string>& workers) {
+    durable = running(workers);
+    hear_all(workers);
   }
   Cordoning cordoning() {
-    return Cordoning({.view = {.roster = roster_, .durable = durable_},
+    return Cordoning({.view = view(),
                       .policy = policy_,
                       .elastic = job_.elastic(),
                       .unix_s = unix_s_,
-                      .faults = durable_.mutable_host_faults()});
+                      .faults = durable.mutable_host_faults()});
   }
   Consequence after(const Failure& f) {
     Cordoning c = cordoning();
@@ -37,11 +36,8 @@ class CordoningTest : public ::testing::Test {
 
   pb::Job job_ = small_job();
   MeshPolicy policy_{job_, std::nullopt};
-  Roster roster_;
-  pb::Durable durable_;
   Cordoning::Changes changes_;
   double unix_s_ = 0;
-  uint64_t seq_ = 0;
 };
 
 using Hosts = std::vector<std::string>;
@@ -53,68 +49,66 @@ const Failure kNoStart{.what = "x",
                        .at_start = true};
 
 TEST_F(CordoningTest, AHostWhoseRanksDoNotStartIsCordonedIfOthersCanRun) {
-  hear_all({"a", "b"});
+  run_on({"a", "b"});
   EXPECT_EQ(after(kNoStart), Consequence::kOthersCanRun);
   EXPECT_TRUE(changes_.any);
   EXPECT_EQ(begun(), Hosts{});
   EXPECT_EQ(after(kNoStart), Consequence::kCordoned);
   EXPECT_EQ(begun(), Hosts{"host-a"});
-  EXPECT_TRUE(is_cordoned(durable_.host_faults(), "host-a"));
+  EXPECT_TRUE(is_cordoned(durable.host_faults(), "host-a"));
 }
 
 TEST_F(CordoningTest, TheLastHostIsCordonedOnlyIfOthersMayReturn) {
-  hear_all({"a"});
+  run_on({"a"});
   for (int i = 0; i < 5; ++i)
     EXPECT_NE(after(kNoStart), Consequence::kCordoned);
-  EXPECT_FALSE(is_cordoned(durable_.host_faults(), "host-a"));
-  roster_.expect_unheard(/*until_ms=*/1);
+  EXPECT_FALSE(is_cordoned(durable.host_faults(), "host-a"));
+  roster.expect_unheard(/*until_ms=*/1);
   EXPECT_EQ(after(kNoStart), Consequence::kCordoned);
 }
 
 // Then it may be what they share.
 TEST_F(CordoningTest, ANewHostThatHangsWithOthersIsNotCordonedAtOnce) {
-  hear_all({"a", "b"});
-  durable_.mutable_host_faults()->add_proven("host-b");
+  run_on({"a", "b"});
+  durable.mutable_host_faults()->add_proven("host-b");
   Failure hang = kNoStart;
   hang.hung = true;
   hang.hosts = {"host-a", "host-b"};
   EXPECT_EQ(after(hang), Consequence::kOthersCanRun);
   hang.hosts = {"host-a"};
-  durable_.mutable_host_faults()->clear_suspects();
+  durable.mutable_host_faults()->clear_suspects();
   EXPECT_EQ(after(hang), Consequence::kCordoned) << "alone";
 }
 
 // But not without end.
 TEST_F(CordoningTest, AHostThatIsNotProvenWaitsForThoseThatAre) {
   job_.mutable_elastic()->set_max_failures_without_progress(10);
-  hear_all({"a"});
-  durable_.mutable_host_faults()->add_proven("host-b");
+  run_on({"a"});
+  durable.mutable_host_faults()->add_proven("host-b");
   int cordons = 0;
   for (int i = 0; i < 20; ++i)
     cordons += after(kNoStart) == Consequence::kCordoned ? 1 : 0;
   EXPECT_EQ(cordons, 7) << "from the third failure to the ninth";
-  durable_.clear_host_faults();
+  durable.clear_host_faults();
   for (const char* host : {"host-a", "host-b"})
-    durable_.mutable_host_faults()->add_proven(host);
+    durable.mutable_host_faults()->add_proven(host);
   for (int i = 0; i < 5; ++i)
     EXPECT_NE(after(kNoStart), Consequence::kCordoned) << "it ran the job";
 }
 
 // If each of its workers is needed, it makes no difference which one fails.
 TEST_F(CordoningTest, AWorkerWithoutWhichTheJobCannotRunIsNotBlamedAlone) {
-  hear_all({"a", "b"});
-  pb::Report b = report("b", ++seq_);
-  b.set_host("host-a");
-  roster_.on_report(b, durable_, kSilentMs, 0);
+  run_on({"a", "b"});
+  hear_on("host-a", "b");
   Failure f = kNoStart;
   f.workers = {"a"};
   const auto site = [&] {
-    const auto& suspects = durable_.host_faults().suspects();
+    const auto& suspects = durable.host_faults().suspects();
     return suspects.empty() ? "none" : suspects[0].worker();
   };
   after(f);
   EXPECT_EQ(site(), "a");
-  durable_.clear_host_faults();
+  durable.clear_host_faults();
   job_.mutable_elastic()->set_min_slots(2);
   policy_ = MeshPolicy(job_, std::nullopt);
   for (int i = 0; i < 4; ++i) EXPECT_NE(after(f), Consequence::kCordoned);
@@ -122,24 +116,20 @@ TEST_F(CordoningTest, AWorkerWithoutWhichTheJobCannotRunIsNotBlamedAlone) {
 }
 
 TEST_F(CordoningTest, TwoWorkersThatFailTogetherCountOnceOnTheirHost) {
-  hear_all({"a", "b", "c"});
-  for (const char* worker : {"b", "c"}) {
-    pb::Report r = report(worker, ++seq_);
-    r.set_host("host-a");
-    roster_.on_report(r, durable_, kSilentMs, 0);
-  }
+  run_on({"a", "b", "c"});
+  for (const char* worker : {"b", "c"}) hear_on("host-a", worker);
   Failure f = kNoStart;
   f.workers = {"a", "b"};
   job_.mutable_elastic()->set_min_slots(3);
   policy_ = MeshPolicy(job_, std::nullopt);
   after(f);
-  ASSERT_EQ(durable_.host_faults().suspects_size(), 1);
-  EXPECT_EQ(durable_.host_faults().suspects(0).failures(), 1);
+  ASSERT_EQ(durable.host_faults().suspects_size(), 1);
+  EXPECT_EQ(durable.host_faults().suspects(0).failures(), 1);
 }
 
 // However long the generations between take to start.
 TEST_F(CordoningTest, DeathsSoonAfterTheFirstStepCordon) {
-  hear_all({"a", "b"});
+  run_on({"a", "b"});
   Failure death = kNoStart;
   death.at_start = false;
   for (int i = 1; i <= 4; ++i) {
@@ -150,25 +140,25 @@ TEST_F(CordoningTest, DeathsSoonAfterTheFirstStepCordon) {
               i == 4 ? Consequence::kCordoned : Consequence::kSuspected);
   }
   EXPECT_EQ(begun(), Hosts{"host-a"});
-  durable_.clear_host_faults();
+  durable.clear_host_faults();
   after(death);
   EXPECT_FALSE(cordoning().after_step(/*first=*/true));
-  EXPECT_EQ(durable_.host_faults().suspects_size(), 1);
+  EXPECT_EQ(durable.host_faults().suspects_size(), 1);
   unix_s_ += 100;
   EXPECT_TRUE(cordoning().after_step(/*first=*/false));
-  EXPECT_EQ(durable_.host_faults().suspects_size(), 0) << "it trained";
+  EXPECT_EQ(durable.host_faults().suspects_size(), 0) << "it trained";
 }
 
 // All links of three hosts are bad: each is cordoned in turn, but not for ever.
 TEST_F(CordoningTest, LinksThatAreCordonedInTurnCount) {
   job_.mutable_elastic()->set_min_slots(2);
   policy_ = MeshPolicy(job_, std::nullopt);
-  hear_all({"a", "b", "c"});
+  run_on({"a", "b", "c"});
   int counted = 0;
   for (int i = 0; i < 30; ++i) {
     std::vector<std::string> up;
     for (const char* h : {"host-a", "host-b", "host-c"})
-      if (!is_cordoned(durable_.host_faults(), h)) up.push_back(h);
+      if (!is_cordoned(durable.host_faults(), h)) up.push_back(h);
     ASSERT_GE(up.size(), 2U);
     const Consequence c = after({.what = "x", .links = {{up[0], up[1]}}});
     counted += c == Consequence::kSuspected ? 1 : 0;
@@ -181,12 +171,12 @@ TEST_F(CordoningTest, TheHostOfAllBadLinksIsCordonedInPlaceOfItsPeers) {
   pb::Job job = small_job();
   job.mutable_elastic()->set_min_slots(2);
   const MeshPolicy two(job, std::nullopt);
-  hear_all({"a", "b", "c"});
+  run_on({"a", "b", "c"});
   const auto broken = [&](const char* a, const char* b) {
-    Cordoning c({.view = {.roster = roster_, .durable = durable_},
+    Cordoning c({.view = view(),
                  .policy = two,
                  .elastic = job.elastic(),
-                 .faults = durable_.mutable_host_faults()});
+                 .faults = durable.mutable_host_faults()});
     c.after({.what = "x", .links = {{a, b}}});
     changes_ = c.changes();
   };
@@ -194,34 +184,34 @@ TEST_F(CordoningTest, TheHostOfAllBadLinksIsCordonedInPlaceOfItsPeers) {
   EXPECT_EQ(begun(), Hosts{"host-b"});
   for (int i = 0; i < 2; ++i) broken("host-a", "host-c");
   EXPECT_EQ(begun(), Hosts{"host-a"});
-  EXPECT_FALSE(is_cordoned(durable_.host_faults(), "host-b"));
+  EXPECT_FALSE(is_cordoned(durable.host_faults(), "host-b"));
 }
 
 TEST_F(CordoningTest, HostsOfStepsAreProven) {
-  hear_all({"a", "b"});
+  run_on({"a", "b"});
   Cordoning c = cordoning();
   EXPECT_FALSE(c.after_step(/*first=*/true))
       << "nothing that must be written at once";
-  EXPECT_TRUE(is_proven(durable_.host_faults(), "host-a"));
-  EXPECT_TRUE(is_proven(durable_.host_faults(), "host-b"));
-  EXPECT_FALSE(is_proven(durable_.host_faults(), "host-c"));
+  EXPECT_TRUE(is_proven(durable.host_faults(), "host-a"));
+  EXPECT_TRUE(is_proven(durable.host_faults(), "host-b"));
+  EXPECT_FALSE(is_proven(durable.host_faults(), "host-c"));
 }
 
 TEST_F(CordoningTest, AHostWithoutRoomIsCordonedUnlessItHoldsAState) {
-  hear_all({"a", "b"});
+  run_on({"a", "b"});
   const Shortages shortages = {{"host-b", {.needed = 2, .available = 1}}};
   pb::StateHolding* held =
-      durable_.mutable_assignment()->mutable_source()->add_states();
+      durable.mutable_assignment()->mutable_source()->add_states();
   held->set_host("host-b");
   Cordoning needed = cordoning();
   EXPECT_FALSE(needed.for_room(
-      {.assignment = durable_.assignment(), .short_of = shortages}));
+      {.assignment = durable.assignment(), .short_of = shortages}));
   EXPECT_FALSE(needed.changes().any);
   held->set_host("host-a");
   Cordoning spare = cordoning();
   EXPECT_TRUE(spare.for_room(
-      {.assignment = durable_.assignment(), .short_of = shortages}));
-  EXPECT_TRUE(is_cordoned(durable_.host_faults(), "host-b"));
+      {.assignment = durable.assignment(), .short_of = shortages}));
+  EXPECT_TRUE(is_cordoned(durable.host_faults(), "host-b"));
   Cordoning rest = cordoning();
   EXPECT_FALSE(rest.for_room({.short_of = {{"host-a", {}}}}))
       << "no mesh would be left";
@@ -229,7 +219,7 @@ TEST_F(CordoningTest, AHostWithoutRoomIsCordonedUnlessItHoldsAState) {
 
 // Training continues from the other copy, where there is room.
 TEST_F(CordoningTest, AHostWithoutRoomIsCordonedIfOthersHoldItsState) {
-  hear_all({"a", "b"});
+  run_on({"a", "b"});
   pb::Assignment a;
   pb::StateHolding held;
   held.set_generation(1);
@@ -237,10 +227,10 @@ TEST_F(CordoningTest, AHostWithoutRoomIsCordonedIfOthersHoldItsState) {
   held.set_host("host-b");
   *a.mutable_source()->add_states() = held;
   for (const int64_t step : {4, 5}) {
-    pb::Report r = report("a", ++seq_);
+    pb::Report r = report("a", 0);
     held.set_step(step);
     *r.add_holdings() = held;
-    roster_.on_report(r, durable_, kSilentMs, 0);
+    hear(r);
     EXPECT_EQ(cordoning().for_room(
                   {.assignment = a, .short_of = {{"host-b", {2, 1}}}}),
               step == 5);
@@ -248,24 +238,24 @@ TEST_F(CordoningTest, AHostWithoutRoomIsCordonedIfOthersHoldItsState) {
 }
 
 TEST_F(CordoningTest, HostsThatCannotLoadAStateMakeWayForOthers) {
-  hear_all({"a", "b"});
-  durable_.mutable_refusals()->add_checkpoints("step-1");
-  EXPECT_FALSE(cordoning().for_loading(&durable_)) << "none has failed";
+  run_on({"a", "b"});
+  durable.mutable_refusals()->add_checkpoints("step-1");
+  EXPECT_FALSE(cordoning().for_loading(&durable)) << "none has failed";
   const Failure unloaded{
       .what = "x", .exit_code = kExitBadSource, .hosts = {"host-a"}};
-  suspect({.host = "host-a"}, unloaded, 0, 0, durable_.mutable_host_faults());
+  suspect({.host = "host-a"}, unloaded, 0, 0, durable.mutable_host_faults());
   Cordoning c = cordoning();
-  EXPECT_TRUE(c.for_loading(&durable_));
-  EXPECT_TRUE(is_cordoned(durable_.host_faults(), "host-a"));
-  suspect({.host = "host-b"}, unloaded, 0, 0, durable_.mutable_host_faults());
-  EXPECT_FALSE(durable_.has_refusals());
-  EXPECT_FALSE(cordoning().for_loading(&durable_)) << "nothing is refused";
-  durable_.mutable_refusals()->add_checkpoints("step-1");
-  EXPECT_FALSE(cordoning().for_loading(&durable_)) << "all have tried";
+  EXPECT_TRUE(c.for_loading(&durable));
+  EXPECT_TRUE(is_cordoned(durable.host_faults(), "host-a"));
+  suspect({.host = "host-b"}, unloaded, 0, 0, durable.mutable_host_faults());
+  EXPECT_FALSE(durable.has_refusals());
+  EXPECT_FALSE(cordoning().for_loading(&durable)) << "nothing is refused";
+  durable.mutable_refusals()->add_checkpoints("step-1");
+  EXPECT_FALSE(cordoning().for_loading(&durable)) << "all have tried";
 }
 
 TEST_F(CordoningTest, ASearchForALinkEndsWithTheStepOfAllItsHosts) {
-  hear_all({"a", "b", "c", "d"});
+  run_on({"a", "b", "c", "d"});
   const Failure hang{.what = "x",
                      .between = {"host-a", "host-b", "host-c", "host-d"}};
   EXPECT_EQ(after(hang), Consequence::kSuspected) << "one message, perhaps";
@@ -276,34 +266,34 @@ TEST_F(CordoningTest, ASearchForALinkEndsWithTheStepOfAllItsHosts) {
   Cordoning c = cordoning();
   EXPECT_TRUE(c.after_step(/*first=*/true));
   EXPECT_TRUE(c.changes().any);
-  EXPECT_FALSE(durable_.host_faults().has_link_search());
+  EXPECT_FALSE(durable.host_faults().has_link_search());
 }
 
 // The mesh without it makes a step, so it is on the link, and the others are
 // needed.
 TEST_F(CordoningTest, ASearchForALinkBeginsWithTheHostThatIsNotProven) {
-  hear_all({"a", "b", "c"});
+  run_on({"a", "b", "c"});
   for (const char* host : {"host-a", "host-b"})
-    durable_.mutable_host_faults()->add_proven(host);
+    durable.mutable_host_faults()->add_proven(host);
   const Failure hang{.what = "x", .between = {"host-a", "host-b", "host-c"}};
   for (int i = 0; i < 2; ++i) after(hang);
   ASSERT_EQ(changes_.tests.size(), 1U);
   EXPECT_EQ(
       Hosts(changes_.tests[0].apart().begin(), changes_.tests[0].apart().end()),
       Hosts{"host-c"});
-  pb::HostFaults faults = durable_.host_faults();
-  durable_ = running({"a", "b"});
-  *durable_.mutable_host_faults() = faults;
+  pb::HostFaults faults = durable.host_faults();
+  durable = running({"a", "b"});
+  *durable.mutable_host_faults() = faults;
   Cordoning c = cordoning();
   EXPECT_TRUE(c.after_step(/*first=*/true));
   changes_ = c.changes();
   EXPECT_EQ(begun(), Hosts{"host-c"});
-  EXPECT_FALSE(durable_.host_faults().has_link_search());
+  EXPECT_FALSE(durable.host_faults().has_link_search());
 }
 
 TEST_F(CordoningTest, IsLiftedByTheNameOfAHostOrOfAWorkerOnIt) {
-  hear_all({"a", "b"});
-  cordon({.host = "host-a"}, kNoStart, 0, durable_.mutable_host_faults());
+  run_on({"a", "b"});
+  cordon({.host = "host-a"}, kNoStart, 0, durable.mutable_host_faults());
   const auto unknown = cordoning().lift("b");
   ASSERT_FALSE(unknown.ok());
   EXPECT_EQ(unknown.status().message(),
@@ -311,16 +301,16 @@ TEST_F(CordoningTest, IsLiftedByTheNameOfAHostOrOfAWorkerOnIt) {
   const auto host = cordoning().lift("a");
   ASSERT_TRUE(host.ok());
   EXPECT_EQ(*host, Site{.host = "host-a"});
-  EXPECT_FALSE(is_cordoned(durable_.host_faults(), "host-a"));
+  EXPECT_FALSE(is_cordoned(durable.host_faults(), "host-a"));
   cordon({.host = "host-a", .worker = "gone"}, kNoStart, 0,
-         durable_.mutable_host_faults());
+         durable.mutable_host_faults());
   EXPECT_FALSE(cordoning().lift("a").ok()) << "another worker of the host";
   EXPECT_OK(cordoning().lift("gone"));
 }
 
 TEST_F(CordoningTest, OfOneWorkerIsLiftedAlone) {
-  hear_all({"a", "b"});
-  pb::HostFaults* faults = durable_.mutable_host_faults();
+  run_on({"a", "b"});
+  pb::HostFaults* faults = durable.mutable_host_faults();
   for (const char* worker : {"a", "v"}) {
     const Site site{.host = "host-a", .worker = worker};
     suspect(site, kNoStart, 0, 0, faults);

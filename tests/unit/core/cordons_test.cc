@@ -17,11 +17,8 @@ pb::Elastic elastic() {
   return e;
 }
 
-struct Fixture {
-  Roster roster;
-  pb::Durable durable = running({"a", "b"});
-
-  ClusterView view() const { return {.roster = roster, .durable = durable}; }
+struct Fixture : RosterFixture {
+  Fixture() { durable = running({"a", "b"}); }
   Blame blame(const Failure& f, bool others_can_run = true) const {
     return blame_for(f, sites_of(f, view()), view(), elastic(), others_can_run);
   }
@@ -33,12 +30,6 @@ struct Fixture {
                                      : "worker " + s.worker + " on " + s.host);
     return out;
   }
-  void hear(const std::string& worker, const std::string& host) {
-    pb::Report r = report(worker, ++seq);
-    r.set_host(host);
-    roster.on_report(r, durable, kSilentMs, 0);
-  }
-  uint64_t seq = 0;
 };
 
 std::vector<std::string> hosts(const Blame& b) {
@@ -66,12 +57,12 @@ TEST(Blame, CountsFailuresToStartOnTheHost) {
 
 TEST(Blame, OnlyTheWorkerIsBlamedIfOthersOfItsHostAreWell) {
   Fixture f;
-  f.hear("w", "h");
+  f.hear_on("h", "w");
   Failure failure = on_host("h");
   failure.workers = {"w"};
   failure.at_start = true;
   EXPECT_EQ(f.sites(failure), std::vector<std::string>{"h"});
-  f.hear("v", "h");
+  f.hear_on("h", "v");
   EXPECT_EQ(f.sites(failure), std::vector<std::string>{"worker w on h"});
   failure.exit_code = kExitNoRoom;
   EXPECT_EQ(f.sites(failure), std::vector<std::string>{"h"})

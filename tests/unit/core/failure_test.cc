@@ -18,17 +18,12 @@ pb::Elastic elastic() {
   return e;
 }
 
-struct Fixture {
-  Roster roster;
-  pb::Durable durable = running({"a", "b"});
+struct Fixture : RosterFixture {
   FailureDetector detector{elastic()};
 
-  void hear(const pb::Report& r, int64_t now_ms) {
-    roster.on_report(r, durable, kSilentMs, now_ms);
-  }
+  Fixture() { durable = running({"a", "b"}); }
   std::optional<Failure> find(int64_t now_ms) const {
-    return detector.find(
-        {.roster = roster, .durable = durable, .now_ms = now_ms});
+    return detector.find(view(now_ms));
   }
 };
 
@@ -47,8 +42,7 @@ TEST(FailureDetector, NamesTheRankThatWasKilledNotItsVictim) {
   culprit.mutable_ranks(0)->set_exited(true);
   culprit.mutable_ranks(0)->set_signal(9);
   f.hear(culprit, 30);
-  const Failure settled = f.detector.settle(
-      *noticed, {.roster = f.roster, .durable = f.durable, .now_ms = 40});
+  const Failure settled = f.detector.settle(*noticed, f.view(40));
   EXPECT_EQ(settled.rank, 0);
   EXPECT_TRUE(settled.by_signal);
 }

@@ -10,30 +10,23 @@ namespace {
 
 constexpr int64_t kJoinWindowMs = 1000;
 
-class GatheringTest : public ::testing::Test {
+class GatheringTest : public ::testing::Test, protected RosterFixture {
  protected:
   GatheringTest() {
     job_.mutable_elastic()->set_join_window_ms(kJoinWindowMs);
     policy_.emplace(job_, std::nullopt);
   }
-  void hear(const std::string& worker, int64_t now_ms) {
-    roster_.on_report(report(worker, 1), durable_, kSilentMs, now_ms);
-  }
   Gathering::Next next(int64_t now_ms, bool job_finished = false) {
-    gathering_.observe(roster_, now_ms);
-    const ClusterView view{.roster = roster_,
-                           .durable = durable_,
-                           .now_ms = now_ms,
-                           .keeps_joining = gathering_.keeps_joining(now_ms)};
-    return gathering_.next(view, *policy_, retention_, recovery_, job_finished);
+    gathering_.observe(roster, now_ms);
+    ClusterView now = view(now_ms);
+    now.keeps_joining = gathering_.keeps_joining(now_ms);
+    return gathering_.next(now, *policy_, retention_, recovery_, job_finished);
   }
 
   pb::Job job_ = small_job();
   std::optional<MeshPolicy> policy_;
   const StateRetention retention_{job_.elastic(), /*keeps_state=*/false};
   const Recovery recovery_{job_, std::nullopt};
-  Roster roster_;
-  pb::Durable durable_;
   Gathering gathering_{kJoinWindowMs};
 };
 
@@ -43,7 +36,7 @@ TEST_F(GatheringTest, LooksForAStateOnceNobodyHasJoinedForSomeTime) {
   EXPECT_FALSE(none.impossible);
   EXPECT_TRUE(none.no_mesh);
   EXPECT_FALSE(next(50).no_mesh) << "it was announced";
-  hear("a", 100);
+  hear_all({"a"}, 100);
   EXPECT_FALSE(next(100 + kJoinWindowMs - 1).scan) << "more may join";
   EXPECT_TRUE(next(100 + kJoinWindowMs).scan);
   EXPECT_FALSE(next(5000).scan) << "it was asked for";
@@ -53,7 +46,7 @@ TEST_F(GatheringTest, LooksForAStateOnceNobodyHasJoinedForSomeTime) {
 }
 
 TEST_F(GatheringTest, AnnouncesAnotherOfferAndNotAnotherSentence) {
-  pb::Cordon* const cordon = durable_.mutable_host_faults()->add_cordons();
+  pb::Cordon* const cordon = durable.mutable_host_faults()->add_cordons();
   cordon->set_host("a-host");
   cordon->set_reason("rank 0 failed");
   const auto first = next(0);
@@ -69,13 +62,13 @@ TEST_F(GatheringTest, AnnouncesAnotherOfferAndNotAnotherSentence) {
 
 TEST_F(GatheringTest, DoesNotWaitForWorkersThatJoinWithoutEnd) {
   for (int64_t now_ms = 0; now_ms <= 10 * kJoinWindowMs; now_ms += 500) {
-    hear("w" + std::to_string(now_ms), now_ms);
+    hear_all({"w" + std::to_string(now_ms)}, now_ms);
     EXPECT_EQ(next(now_ms).scan, now_ms == 10 * kJoinWindowMs) << now_ms;
   }
 }
 
 TEST_F(GatheringTest, AfterAFailureOnlyTheBackOffCounts) {
-  hear("a", 100);
+  hear_all({"a"}, 100);
   gathering_.end_generation({.backoff_ms = 250, .no_room = true}, 200);
   EXPECT_FALSE(gathering_.replicas_fit());
   EXPECT_FALSE(next(449).scan);

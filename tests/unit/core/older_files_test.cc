@@ -25,27 +25,14 @@ Options options() {
 
 // The journal of generation 1, in which "a" is alone.
 pb::Durable alone_in_generation_1() {
-  pb::Durable d;
+  pb::Durable d = running({"a"});
   d.set_epoch(7);
-  d.set_phase(pb::Durable::RUNNING);
-  d.set_generation(1);
-  d.mutable_assignment()->set_generation(1);
-  d.mutable_assignment()->add_workers("a");
-  d.mutable_assignment()->add_ranks()->set_worker("a");
-  d.add_participants()->set_name("a");
-  d.mutable_participants(0)->set_incarnation(1);
   return d;
 }
 
 // With the proof that these numbers were used.
 ReportReceived report(uint64_t seq, uint64_t epoch, int64_t generation = 0) {
-  pb::Report r;
-  r.set_worker("a");
-  r.set_incarnation(1);
-  r.set_seq(seq);
-  r.set_host("h");
-  r.set_slots(1);
-  r.set_cores(1);
+  pb::Report r = core::report("a", seq);
   r.set_state(pb::Report::IDLE);
   r.set_generation(generation);
   r.set_coordinator_epoch(epoch);
@@ -98,12 +85,7 @@ TEST(MetricsAcked, CoverOnlySyncedSteps) {
 // metrics log knows: nobody is taken for a participant of that.
 TEST(OlderJournal, ItsPlanIsNotThatOfANewerGeneration) {
   Options o = options();
-  pb::Durable& d = o.restored.emplace();
-  d.set_epoch(7);
-  d.set_phase(pb::Durable::RUNNING);
-  d.set_generation(1);
-  d.mutable_assignment()->set_generation(1);
-  d.add_participants()->set_name("a");
+  o.restored = alone_in_generation_1();
   pb::StepMetrics& last = o.recent_metrics.emplace_back();
   last.set_generation(2);
   last.set_step(o.last_finished_step = 5);
@@ -152,14 +134,7 @@ TEST(OlderJournal, AnEndBeforeTheNewestGenerationIsNotBelieved) {
 // back, and the job continues with the next generation.
 TEST(OlderJournal, AGenerationThatHasEndedDoesNotRun) {
   Options o = options();
-  pb::Durable& d = o.restored.emplace();
-  d.set_epoch(7);
-  d.set_phase(pb::Durable::RUNNING);
-  d.set_generation(1);
-  d.mutable_assignment()->set_generation(1);
-  d.mutable_assignment()->add_ranks()->set_worker("a");
-  d.add_participants()->set_name("a");
-  d.mutable_participants(0)->set_incarnation(1);
+  o.restored = alone_in_generation_1();
   Coordinator core(std::move(o));
   (void)core.start(0);
   (void)core.on(report(1, 0, 1), kReconnectSlackMs - 1);

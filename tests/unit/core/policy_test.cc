@@ -15,22 +15,9 @@
 namespace remesh::core {
 namespace {
 
-struct Fixture {
-  Roster roster;
-  pb::Durable durable;
+struct Fixture : RosterFixture {
   MeshPolicy policy{small_job(), std::nullopt};
-  uint64_t seq = 0;
 
-  void hear(pb::Report r, int64_t now_ms = 0) {
-    r.set_seq(++seq);
-    roster.on_report(r, durable, kSilentMs, now_ms);
-  }
-  void hear_all(const std::vector<std::string>& workers, int64_t now_ms = 0) {
-    for (const std::string& w : workers) hear(report(w, 0), now_ms);
-  }
-  ClusterView view(int64_t now_ms = 0) const {
-    return {.roster = roster, .durable = durable, .now_ms = now_ms};
-  }
   ClusterView view_at(int64_t last_finished, int64_t saved_step) const {
     return {.roster = roster,
             .durable = durable,

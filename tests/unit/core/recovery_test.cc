@@ -23,22 +23,12 @@ namespace {
 
 using Kind = Recovery::Decision::Kind;
 
-pb::Job small_job() {
-  pb::Job j;
-  j.mutable_train()->set_steps(100);
-  j.mutable_train()->set_global_batch_size(8);
-  j.mutable_train()->set_local_batch_size(1);
-  j.mutable_elastic()->set_rejoin_wait_ms(5000);
-  j.mutable_elastic()->set_max_same_failures(3);
-  return j;
-}
-
 // Generation 1 ran on dp2 with ZeRO 1: workers a and b have half of the state
 // each. Step 10 is the last finished one, step 5 is in a checkpoint.
-class MemoryRecovery : public ::testing::Test {
+class MemoryRecovery : public ::testing::Test, protected RosterFixture {
  protected:
   MemoryRecovery() {
-    durable_ = running({"a", "b"}, pb::Durable::WAITING);
+    durable = running({"a", "b"}, pb::Durable::WAITING);
     for (int64_t step = 1; step <= 10; ++step) {
       pb::StepMetrics m;
       m.set_step(step);
@@ -51,7 +41,7 @@ class MemoryRecovery : public ::testing::Test {
 
   // The worker reports that it has that rank's state of step 10.
   void holds(const std::string& worker, int rank, int64_t generation = 1) {
-    pb::Report r = report(worker, ++seq_);
+    pb::Report r = report(worker, 0);
     r.set_has_inventory(true);
     pb::StateHolding* h = r.add_holdings();
     geometry::Sharding sharding{.layout = {.dp = 2}, .zero = {.stage = 1}};
@@ -68,12 +58,9 @@ class MemoryRecovery : public ::testing::Test {
     h->set_model(geometry::model_id(table_));
     h->set_elements(shard->zero.state_elements());
     h->set_segment("segment-" + std::to_string(rank));
-    roster_.on_report(r, durable_, kSilentMs, 0);
+    hear(r);
   }
 
-  ClusterView view(int64_t now_ms) const {
-    return {.roster = roster_, .durable = durable_, .now_ms = now_ms};
-  }
   Recovery::Decision decide(const std::set<std::string>& missing = {},
                             int64_t now_ms = 100) {
     const ClusterView v = view(now_ms);
@@ -88,13 +75,10 @@ class MemoryRecovery : public ::testing::Test {
   }
 
   geometry::ParamTable table_ = small_model();
-  Roster roster_;
-  pb::Durable durable_;
   StepLedger ledger_;
   CheckpointsScanned scan_;
   MeshPolicy policy_{small_job(), std::nullopt};
   Recovery recovery_{small_job(), small_model()};
-  uint64_t seq_ = 0;
 };
 
 TEST_F(MemoryRecovery, TheNewestStepComesFromMemory) {
@@ -146,10 +130,10 @@ TEST_F(MemoryRecovery, OtherLossesDoNotProlongTheWait) {
   holds("a", 0);
   ASSERT_EQ(decide({"b"}).kind, Kind::kWait);
   const int64_t until_ms = small_job().elastic().rejoin_wait_ms();
-  roster_.on_report(report("c", ++seq_), durable_, kSilentMs, until_ms - 1);
-  roster_.on_disconnect("c", 0, "revoked");
-  roster_.expire(durable_, /*dead_after_ms=*/60'000, until_ms - 1);
-  ASSERT_EQ(roster_.last_loss_ms(), until_ms - 1);
+  hear_all({"c"}, until_ms - 1);
+  roster.on_disconnect("c", 0, "revoked");
+  roster.expire(durable, /*dead_after_ms=*/60'000, until_ms - 1);
+  ASSERT_EQ(roster.last_loss_ms(), until_ms - 1);
   EXPECT_FALSE(recovery_.waiting(view(until_ms + 1), {"b"}));
   EXPECT_EQ(decide({"b"}, until_ms + 1).kind, Kind::kRestore);
   // One more that has a part has its time, too.
@@ -161,7 +145,7 @@ TEST_F(MemoryRecovery, TheWaitLastsAsLongAsTheCoordinatorCanHear) {
   holds("a", 0);
   const int64_t wait_ms = small_job().elastic().rejoin_wait_ms();
   ASSERT_EQ(decide({"b"}).kind, Kind::kWait);
-  roster_.on_own_absence(wait_ms);
+  roster.on_own_absence(wait_ms);
   EXPECT_TRUE(recovery_.waiting(view(2 * wait_ms - 1), {"b"}));
   EXPECT_EQ(decide({"b"}, 2 * wait_ms - 1).kind, Kind::kWait);
   EXPECT_FALSE(recovery_.waiting(view(2 * wait_ms), {"b"}));
@@ -185,7 +169,7 @@ TEST_F(MemoryRecovery, ARestoredStepStaysThatOfTheGenerationThatMadeIt) {
         .made_by();
   };
   EXPECT_EQ(made_by(), 1);
-  pb::Assignment* a = durable_.mutable_assignment();
+  pb::Assignment* a = durable.mutable_assignment();
   a->set_generation(2);
   *a->mutable_source() = d.source;
   a->mutable_source()->set_made_by(1);
@@ -213,13 +197,13 @@ TEST_F(MemoryRecovery, AWorkerThatReturnsInTimeBringsItsPart) {
 TEST_F(MemoryRecovery, AStateThatTheNextMeshCannotReachIsRescued) {
   holds("a", 0);
   holds("b", 1);
-  durable_.mutable_mesh_request()->set_scale(1);
+  durable.mutable_mesh_request()->set_scale(1);
   const Recovery::Decision d = decide();
   ASSERT_EQ(d.kind, Kind::kRestore);
   EXPECT_TRUE(d.rescue);
   EXPECT_EQ(d.source.step(), 10);
   EXPECT_EQ(d.placement.layout, (geometry::Layout{.dp = 2}));
-  EXPECT_EQ(hosts_of(d.placement, roster_),
+  EXPECT_EQ(hosts_of(d.placement, roster),
             (std::set<std::string>{"host-a", "host-b"}));
 }
 
@@ -229,14 +213,14 @@ TEST_F(MemoryRecovery, ARescueUsesNoCordonedHostWhereOthersHoldTheState) {
   holds("b", 1);
   holds("c", 0, 2);
   holds("d", 1, 2);
-  durable_.set_generation(2);
-  cordon({.host = "host-b"}, {}, /*now_s=*/0, durable_.mutable_host_faults());
-  durable_.mutable_mesh_request()->set_scale(1);
+  durable.set_generation(2);
+  cordon({.host = "host-b"}, {}, /*now_s=*/0, durable.mutable_host_faults());
+  durable.mutable_mesh_request()->set_scale(1);
   const Recovery::Decision d = decide();
   ASSERT_EQ(d.kind, Kind::kRestore);
   EXPECT_TRUE(d.rescue);
   EXPECT_EQ(d.source.step(), 10);
-  EXPECT_EQ(hosts_of(d.placement, roster_),
+  EXPECT_EQ(hosts_of(d.placement, roster),
             (std::set<std::string>{"host-c", "host-d"}));
 }
 
@@ -245,9 +229,9 @@ TEST_F(MemoryRecovery, ARescueUsesNoCordonedHostWhereOthersHoldTheState) {
 TEST_F(MemoryRecovery, HostsWhereRanksFailAreTriedAgainBeforeAnOlderState) {
   holds("a", 0);
   holds("b", 1);
-  roster_.on_report(report("c", ++seq_), durable_, kSilentMs, 0);
-  durable_.mutable_mesh_request()->set_scale(1);
-  pb::HostFaults* faults = durable_.mutable_host_faults();
+  hear_all({"c"});
+  durable.mutable_mesh_request()->set_scale(1);
+  pb::HostFaults* faults = durable.mutable_host_faults();
   const auto fail = [&] {
     for (const char* host : {"host-a", "host-b"}) {
       suspect({.host = host}, {}, 0, 0, faults);
@@ -277,7 +261,7 @@ TEST_F(MemoryRecovery, HostsWhereRanksFailAreTriedAgainBeforeAnOlderState) {
 
 TEST_F(MemoryRecovery, WithoutARescueTheCheckpointIsUsed) {
   holds("a", 0);
-  durable_.mutable_mesh_request()->set_scale(1);
+  durable.mutable_mesh_request()->set_scale(1);
   const Recovery::Decision d = decide();
   ASSERT_EQ(d.kind, Kind::kRestore);
   EXPECT_FALSE(d.rescue);
@@ -287,7 +271,7 @@ TEST_F(MemoryRecovery, WithoutARescueTheCheckpointIsUsed) {
 TEST_F(MemoryRecovery, ALeavingWorkerTakesPartInTheRescue) {
   holds("a", 0);
   holds("b", 1);
-  roster_.drain("b");
+  roster.drain("b");
   const Recovery::Decision d = decide();
   ASSERT_EQ(d.kind, Kind::kRestore);
   EXPECT_TRUE(d.rescue);
@@ -297,7 +281,7 @@ TEST_F(MemoryRecovery, ALeavingWorkerTakesPartInTheRescue) {
 TEST_F(MemoryRecovery, AStateThatDidNotLoadIsNotTakenAgain) {
   holds("a", 0);
   holds("b", 1);
-  pb::Refusals::State* bad = durable_.mutable_refusals()->add_states();
+  pb::Refusals::State* bad = durable.mutable_refusals()->add_states();
   bad->set_generation(1);
   bad->set_step(10);
   const Recovery::Decision d = decide();
@@ -326,7 +310,7 @@ TEST(Refusals, OnlyTheCheckpointsOfTheStepSavedAgainAreForgiven) {
 // As on a network file system that caches its listing.
 TEST_F(MemoryRecovery, ACommittedCheckpointThatIsNotListedIsLookedForAgain) {
   holds("a", 0);
-  durable_.set_saved_step(8);
+  durable.set_saved_step(8);
   const Recovery::Decision first = decide();
   ASSERT_EQ(first.kind, Kind::kWait);
   EXPECT_GT(first.rescan_ms, 0);
