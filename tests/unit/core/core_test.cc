@@ -125,19 +125,6 @@ TEST(Failures, TheSameRankAtTheSameStepStopsTheJobAtTheLimit) {
     }
 }
 
-TEST(Failures, WithoutProgressStopTheJobAtTheLimit) {
-  for (const int64_t limit : {1, 4, 10}) {
-    OneWorker w(1000, limit);
-    for (int64_t i = 1; i <= limit; ++i) {
-      w.run({});
-      ASSERT_EQ(w.phase(), pb::Durable::RUNNING) << i << " of " << limit;
-      w.fail(1, i);
-      w.pass(40'000);
-    }
-    EXPECT_EQ(w.phase(), pb::Durable::FAILED) << limit;
-  }
-}
-
 // If the journal is lost, a worker may have ranks of an earlier generation of
 // the same number.
 TEST(Metrics, AreAcceptedFromParticipantsOnly) {

@@ -169,15 +169,20 @@ TEST(FailureBudget, GivesUpAfterTheSameFailureSeveralTimes) {
 }
 
 TEST(FailureBudget, GivesUpWithoutProgressAndBacksOffBefore) {
-  pb::Durable d;
-  std::vector<int64_t> waits;
-  for (int64_t step = 1; step <= 5; ++step) {
-    const auto v = account_failure({.what = "x", .rank = 1, .step = step},
-                                   elastic(), 0, &d);
-    EXPECT_EQ(v.give_up, step == 5);
-    waits.push_back(v.backoff_ms);
+  for (const int64_t limit : {1, 5}) {
+    pb::Durable d;
+    pb::Elastic e = elastic();
+    e.set_max_failures_without_progress(limit);
+    std::vector<int64_t> waits;
+    for (int64_t step = 1; step <= limit; ++step) {
+      const auto v =
+          account_failure({.what = "x", .rank = 1, .step = step}, e, 0, &d);
+      EXPECT_EQ(v.give_up, step == limit);
+      waits.push_back(v.backoff_ms);
+    }
+    EXPECT_EQ(waits, limit == 1 ? std::vector<int64_t>{0}
+                                : (std::vector<int64_t>{0, 0, 250, 500, 0}));
   }
-  EXPECT_EQ(waits, (std::vector<int64_t>{0, 0, 250, 500, 0}));
 }
 
 // Step 1000 was finished, and the job continued at 900.

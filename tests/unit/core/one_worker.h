@@ -13,7 +13,7 @@ namespace remesh::core {
 
 class OneWorker {
  public:
-  static Options options(int64_t max_same = 1000, int64_t max_failures = 1000) {
+  static Options options(int64_t max_same = 1000) {
     Options o;
     o.job.mutable_train()->set_steps(1000);
     o.job.mutable_train()->set_global_batch_size(4);
@@ -22,11 +22,10 @@ class OneWorker {
     o.job.mutable_elastic()->set_join_window_ms(0);
     o.job.mutable_elastic()->set_dead_after_ms(1'000'000);
     o.job.mutable_elastic()->set_max_same_failures(max_same);
-    o.job.mutable_elastic()->set_max_failures_without_progress(max_failures);
+    o.job.mutable_elastic()->set_max_failures_without_progress(1000);
     return o;
   }
-  explicit OneWorker(int64_t max_same = 1000, int64_t max_failures = 1000)
-      : OneWorker(options(max_same, max_failures)) {}
+  explicit OneWorker(int64_t max_same = 1000) : OneWorker(options(max_same)) {}
   explicit OneWorker(const Options& options) : options_(options) {
     core_.emplace(options);
     take(core_->start(now_));
