@@ -11,6 +11,7 @@
 #include <cstdlib>
 #include <initializer_list>
 #include <iostream>
+#include <random>
 #include <vector>
 
 namespace remesh {
@@ -42,6 +43,16 @@ inline std::vector<uint32_t> test_seeds(
   for (int i = 0; i < test_cases(usual); ++i)
     seeds.push_back(first + static_cast<uint32_t>(i));
   return seeds;
+}
+
+// A random number of the range, bounds included, or one of the values.
+template <typename T, typename Random>
+T pick(Random& random, T from, T to) {
+  return std::uniform_int_distribution<T>(from, to)(random);
+}
+template <typename T, typename Random>
+T one_of(Random& random, std::initializer_list<T> values) {
+  return values.begin()[pick(random, size_t{0}, values.size() - 1)];
 }
 
 }  // namespace remesh

@@ -18,10 +18,6 @@ namespace {
 
 using Rng = std::mt19937_64;
 
-int64_t pick(Rng& rng, int64_t from, int64_t to) {
-  return std::uniform_int_distribution<int64_t>(from, to)(rng);
-}
-
 ModelConfig random_model(Rng& rng) {
   ModelConfig c;
   c.n_kv_heads = int64_t{1} << pick(rng, 0, 2);
@@ -38,9 +34,8 @@ ModelConfig random_model(Rng& rng) {
 
 Layout random_layout(Rng& rng, const ModelConfig& c) {
   while (true) {
-    const Layout l{.dp = static_cast<int>(pick(rng, 1, 2)),
-                   .pp = static_cast<int>(pick(rng, 1, 5)),
-                   .tp = static_cast<int>(pick(rng, 1, 4))};
+    const Layout l{
+        .dp = pick(rng, 1, 2), .pp = pick(rng, 1, 5), .tp = pick(rng, 1, 4)};
     if (validate_layout(c, l).ok()) return l;
   }
 }
@@ -173,7 +168,7 @@ TEST_F(Slice, CoveringVisitsEveryElementOnceUntilNoneIsLeft) {
 TEST_F(Slice, PiecesOfRangesCoverThemInOrder) {
   for (int trial = 0; trial < 60; ++trial) {
     const ParamTable t = ParamTable::make(random_model(rng_));
-    const int parts = static_cast<int>(pick(rng_, 1, 40));
+    const int parts = pick(rng_, 1, 40);
     int64_t next = 0;
     for (int i = 0; i < parts; ++i) {
       const MicrobatchRange r = even_share(t.num_elements(), parts, i);
@@ -262,7 +257,7 @@ TEST(Batch, SharesBySpeedAreThoseDealtOneByOne) {
   for (const uint32_t seed : test_seeds(300)) {
     Rng rng(seed);
     const int64_t ranks = pick(rng, 1, 12);
-    const int64_t n = pick(rng, ranks, 300);
+    const int64_t n = pick(rng, ranks, int64_t{300});
     std::vector<double> speeds;
     for (int64_t i = 0; i < ranks; ++i)
       speeds.push_back(seed % 2 == 0 ? static_cast<double>(pick(rng, 1, 4))

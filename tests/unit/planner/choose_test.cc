@@ -18,14 +18,6 @@ using geometry::Layout;
 using geometry::ScheduleKind;
 using Rng = std::mt19937_64;
 
-int pick(Rng& rng, int from, int to) {
-  return std::uniform_int_distribution<int>(from, to)(rng);
-}
-template <typename T>
-T one_of(Rng& rng, std::initializer_list<T> values) {
-  return *(values.begin() + pick(rng, 0, static_cast<int>(values.size()) - 1));
-}
-
 JobShape random_shape(Rng& rng) {
   JobShape s;
   const int heads = one_of(rng, {2, 4, 6, 8});

@@ -28,14 +28,6 @@ using Rng = std::mt19937_64;
 constexpr double kTotal = 0.02, kPart = 0.05;
 constexpr uint64_t kSmall = 16 << 10;
 
-int pick(Rng& rng, int from, int to) {
-  return std::uniform_int_distribution<int>(from, to)(rng);
-}
-template <typename T>
-T one_of(Rng& rng, std::initializer_list<T> values) {
-  return *(values.begin() + pick(rng, 0, static_cast<int>(values.size()) - 1));
-}
-
 JobShape random_shape(Rng& rng, bool bf16) {
   JobShape s;
   s.model = {.dim = 128,

@@ -13,10 +13,6 @@ namespace {
 
 using Rng = std::mt19937_64;
 
-int pick(Rng& rng, int from, int to) {
-  return std::uniform_int_distribution<int>(from, to)(rng);
-}
-
 PlacementRequest random_request(Rng& rng) {
   PlacementRequest q;
   const int workers = pick(rng, 0, 6);
