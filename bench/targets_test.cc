@@ -6,6 +6,8 @@
 #include <limits>
 #include <string>
 
+#include "tests/testing/expect.h"
+
 namespace remesh::bench {
 namespace {
 
@@ -36,7 +38,7 @@ TEST(Targets, TheLimitIsMet) {
   t.at_least("ratio", 6, 6);
   const Reported r = report(t);
   EXPECT_EQ(r.code, 0);
-  EXPECT_EQ(r.text.find("NOT MET"), std::string::npos);
+  EXPECT_LACKS(r.text, "NOT MET");
 }
 
 TEST(Targets, OneMissedTargetFails) {
@@ -46,9 +48,7 @@ TEST(Targets, OneMissedTargetFails) {
     t.at_least("ratio", 6, most ? 7 : 5.9);
     const Reported r = report(t);
     EXPECT_EQ(r.code, 1);
-    EXPECT_NE(r.text.find(most ? "0.510   NOT MET" : "5.900   NOT MET"),
-              std::string::npos)
-        << r.text;
+    EXPECT_HAS(r.text, most ? "0.510   NOT MET" : "5.900   NOT MET");
   }
 }
 
@@ -67,14 +67,14 @@ TEST(Targets, ASmokeRunJudgesRequirementsOnly) {
   t.at_most("pause", 0.5, 100);
   const Reported before = report(t);
   EXPECT_EQ(before.code, 0);
-  EXPECT_NE(before.text.find("targets not judged"), std::string::npos);
+  EXPECT_HAS(before.text, "targets not judged");
   t.require("losses agree", true);
   EXPECT_EQ(report(t).code, 0);
   t.require("steps are complete", false);
   const Reported after = report(t);
   EXPECT_EQ(after.code, 1);
-  EXPECT_NE(after.text.find("steps are complete"), std::string::npos);
-  EXPECT_EQ(after.text.find("losses agree"), std::string::npos);
+  EXPECT_HAS(after.text, "steps are complete");
+  EXPECT_LACKS(after.text, "losses agree");
 }
 
 }  // namespace

@@ -5,6 +5,7 @@
 #include <cmath>
 
 #include "bench/planner/report.h"
+#include "tests/testing/expect.h"
 
 namespace remesh::bench {
 namespace {
@@ -139,8 +140,7 @@ TEST(Rows, ALongNameOfADeviceIsRefused) {
     std::string name = "A100";
     for (int i = 0; i < 200'000; ++i) name += c;
     const std::string text = problem("A100-80GB", name + "GB");
-    EXPECT_NE(text.find("': must be at most 256 characters"),
-              std::string::npos);
+    EXPECT_HAS(text, "': must be at most 256 characters");
     EXPECT_LT(text.size(), 400u);
   }
 }
@@ -154,9 +154,8 @@ TEST(Rows, TheNumberOfRanksIsLimited) {
             "x.csv:2: tp = '1e300': must be a number from 1 to 1048576");
   for (const char* to : {",64,65536,65536,65536,", ",64,8,1048576,4,",
                          ",,1048576,1048576,1048576,"})
-    EXPECT_NE(problem(",64,8,2,4,", to)
-                  .find("must be tp x pp x dp x cp, at most 1048576"),
-              std::string::npos)
+    EXPECT_HAS(problem(",64,8,2,4,", to),
+               "must be tp x pp x dp x cp, at most 1048576")
         << to;
 }
 

@@ -128,8 +128,8 @@ TEST_F(DiskTest, AFullDiskDeclinesAStop) {
   start_services(1, 12);
   disk->fill(64 << 10);
   const Finished declined = expect_remesh(3, {"stop", c().run_dir()});
-  EXPECT_NE(declined.output.find("No space left"), std::string::npos);
-  EXPECT_NE(declined.output.find("--discard"), std::string::npos);
+  EXPECT_HAS(declined.output, "No space left");
+  EXPECT_HAS(declined.output, "--discard");
   ASSERT_TRUE(c().wait_for_step(c().last_step() + 5));
   expect_remesh(0, {"stop", "--discard", c().run_dir()});
   expect_exit(c().coordinator(), 0);
@@ -171,8 +171,7 @@ TEST_F(DiskTest, AFullRunDirectoryDoesNotStopTraining) {
     Words words = asked;
     words.push_back(c().run_dir());
     const Finished refused = expect_remesh(3, words);
-    EXPECT_NE(refused.output.find("No space left"), std::string::npos)
-        << refused.output;
+    EXPECT_HAS(refused.output, "No space left");
   }
   const Json later = c().wait_for_status(problem_lasts(12), 40'000);
   ASSERT_FALSE(later.is_null());
@@ -280,9 +279,7 @@ TEST_F(DiskTest, AFullRunDirectoryDeclinesAnInterrupt) {
   c().run().kill(SIGINT);
   ASSERT_TRUE(c().wait_for_event("stop_declined"));
   const Json declined = c().events_named("stop_declined").front();
-  EXPECT_NE(declined.value("cause", "").find("No space left"),
-            std::string::npos)
-      << declined;
+  EXPECT_HAS(declined.value("cause", ""), "No space left") << declined;
   ASSERT_TRUE(c().wait_for_step(c().last_step() + 10));
   EXPECT_EQ(c().events_named("mesh").size(), 1U);
   disk.free();

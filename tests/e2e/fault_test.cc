@@ -280,9 +280,7 @@ TEST_F(FaultTest, ASecondCoordinatorIsRefused) {
       testing::run_program({testing::program("remesh-coordinator"),
                             c().job_file(), "--run-dir", c().run_dir()});
   EXPECT_EQ(second.exit.code, 75) << second.output;
-  EXPECT_NE(second.output.find(std::to_string(c().coordinator().pid())),
-            std::string::npos)
-      << second.output;
+  EXPECT_HAS(second.output, std::to_string(c().coordinator().pid()));
   ASSERT_TRUE(c().wait_for_step(c().last_step() + 3));
   stop_in_order();
 }

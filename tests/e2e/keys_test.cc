@@ -70,21 +70,20 @@ TEST_F(KeysTest, ARunRefusesUsersWhoCannotReadItsKeys) {
   EXPECT_EQ(seen["no_auth"], false);
   // Without a key.
   Finished f = expect_remesh(2, {"stop", at, "--no-auth"});
-  EXPECT_NE(f.output.find("demands a key"), std::string::npos) << f.output;
+  EXPECT_HAS(f.output, "demands a key");
   f = expect_remesh(2, {"stop", at});
-  EXPECT_NE(f.output.find("remesh key new"), std::string::npos) << f.output;
+  EXPECT_HAS(f.output, "remesh key new");
   // With a key that is not allowed, one of the wrong role, and one revoked.
   expect_remesh(0, {"key", "new", "viewer", "anna", c().run_dir()});
   expect_remesh(0, {"status", at, "--key", key("anna")});
   f = expect_remesh(2, {"stop", at, "--key", key("anna")});
-  EXPECT_NE(f.output.find("role viewer"), std::string::npos) << f.output;
+  EXPECT_HAS(f.output, "role viewer");
   expect_remesh(2, {"stop", at, "--key", key("worker")});
   const std::string copy = c().folder() + "/copy.key";
   const std::string server = c().run_dir() + "/keys/coordinator.pub";
   expect_remesh(0, {"key", "new", "operator", "x", "--out", copy});
   f = expect_remesh(2, {"stop", at, "--key", copy, "--server-key", server});
-  EXPECT_NE(f.output.find("does not allow this key"), std::string::npos)
-      << f.output;
+  EXPECT_HAS(f.output, "does not allow this key");
   // A worker whose key is not allowed leaves.
   c().start_worker({.name = "stranger",
                     .more = {"--key", copy, "--server-key", server},

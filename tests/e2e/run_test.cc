@@ -149,8 +149,7 @@ TEST_F(RunTest, ADetachedRunHasASessionOfItsOwn) {
   wrong.insert(wrong.end(), {"--bind", "nonsense"});
   const Finished refused = c().remesh(wrong);
   EXPECT_NE(refused.exit.code, 0);
-  EXPECT_NE(refused.output.find("is not an address"), std::string::npos)
-      << refused.output;
+  EXPECT_HAS(refused.output, "is not an address");
   const Finished f = expect_remesh(0, command);
   const size_t at = f.output.find("pid ");
   ASSERT_NE(at, std::string::npos) << f.output;
@@ -191,14 +190,10 @@ TEST_F(RunTest, ARunKeepsItsSettingsAndItsFinishedSteps) {
   const int64_t at = c().last_step();
   // The job file has 5 steps.
   expect_exit(c().start_run(1, {"--resume"}), 2);
-  EXPECT_NE(c().run().output().find(fmt::format("has finished step {}", at)),
-            std::string::npos)
-      << c().run().output();
+  EXPECT_HAS(c().run().output(), fmt::format("has finished step {}", at));
   // A script must not take this for a finished training.
   expect_exit(c().start_run(1, {"--set", "train.steps=100000"}), 4);
-  EXPECT_NE(c().run().output().find("to continue: remesh resume"),
-            std::string::npos)
-      << c().run().output();
+  EXPECT_HAS(c().run().output(), "to continue: remesh resume");
   expect_remesh(0, {"resume", c().run_dir(), "--local", "1", "--set",
                     fmt::format("train.steps={}", at + 5)});
   expect_sequence(at + 5);
@@ -213,7 +208,7 @@ TEST_F(RunTest, ARunInUseRefusesOtherSettings) {
   const Finished f =
       expect_remesh(2, {"run", c().job_file(), "--run-dir", c().run_dir(),
                         "--set", "train.steps=77"});
-  EXPECT_NE(f.output.find("-> 77"), std::string::npos) << f.output;
+  EXPECT_HAS(f.output, "-> 77");
   interrupt();
 }
 
@@ -396,15 +391,14 @@ TEST_F(RunTest, AUnixSocketReplacesAPort) {
   auto second = run;
   second[3] += "2";
   const Finished taken = expect_remesh(75, second);
-  EXPECT_NE(taken.output.find("in use"), std::string::npos) << taken.output;
+  EXPECT_HAS(taken.output, "in use");
   interrupt();
 }
 
 TEST_F(RunTest, ABadJobFileIsAUsageError) {
   make({{"train.stepz", "5"}});
   expect_exit(c().start_run(1), 2);
-  EXPECT_NE(c().run().output().find("train.steps"), std::string::npos)
-      << c().run().output();
+  EXPECT_HAS(c().run().output(), "train.steps");
 }
 
 }  // namespace

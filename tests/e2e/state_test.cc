@@ -415,7 +415,7 @@ TEST_F(StateTest, WithoutStatesInMemoryCheckpointsAreRestored) {
   // Until the steps after the checkpoint have been computed again.
   ASSERT_TRUE(c().wait_for_step(c().last_step() + 1));
   const Json mesh = c().events_named("mesh").back();
-  EXPECT_NE(mesh.value("source", "").find("step-"), std::string::npos) << mesh;
+  EXPECT_HAS(mesh.value("source", ""), "step-") << mesh;
   expect_remesh(0, {"drain", "w2", c().run_dir()});
   expect_exit(c().worker("w2"), 0);
   ASSERT_TRUE(c().wait_for_dp(1));

@@ -55,7 +55,7 @@ TEST_F(TuneTest, MeasuresTheJobsSettingFirstAndContinuesWhereItEnded) {
   // Trials of another job are not mixed with these.
   const Finished other =
       expect_remesh(2, arguments({"--local", "2", "--set", "train.seq_len=8"}));
-  EXPECT_NE(other.output.find("trials of another job"), std::string::npos);
+  EXPECT_HAS(other.output, "trials of another job");
 }
 
 TEST_F(TuneTest, LearnsFromTrialsThatFail) {

@@ -407,7 +407,7 @@ TEST(Cordon, LiftingItResetsTheCount) {
   suspect({.host = "h"}, {}, 0, 0, &faults);
   cordon({.host = "h"}, {.what = "why"}, 0, &faults);
   EXPECT_EQ(cordon_reason(faults, "h", "w"), "why");
-  EXPECT_NE(cordons_text(faults).find("h (cordoned: why)"), std::string::npos);
+  EXPECT_HAS(cordons_text(faults), "h (cordoned: why)");
   EXPECT_TRUE(uncordon({.host = "h"}, &faults));
   EXPECT_EQ(faults.suspects_size(), 0);
   EXPECT_EQ(cordons_text(faults), "");

@@ -236,8 +236,7 @@ TEST(MeshPolicy, ASmallerMeshThatWasFasterIsUsedAgain) {
   for (const auto& p : placed->ranks)
     EXPECT_TRUE(fast.contains("host-" + p.worker())) << p.worker();
   EXPECT_HAS(placed->reason, "2 spares (dp4 is slower: 2 s a step)");
-  EXPECT_NE(f.change().find("faster: dp4 -> dp2 (1 s a step instead of 2 s"),
-            std::string::npos);
+  EXPECT_HAS(f.change(), "faster: dp4 -> dp2 (1 s a step instead of 2 s");
   // Another request, for more slots than that, is another matter.
   f.durable.mutable_mesh_request()->set_pinned("dp4");
   EXPECT_EQ(f.policy.place(v)->layout, geometry::Layout{.dp = 4});

@@ -106,7 +106,7 @@ TEST(CheckpointWatch, ACauseIsAnnouncedOnceForAllRanksAndSteps) {
   EXPECT_EQ(hear(-1, 20, exhausted("the disk is full")), 0U);
   EXPECT_EQ(hear(-1, 30, io_error("no space")), 1U);
   EXPECT_EQ(hear(-1, 40, exhausted("no space")), 0U);
-  EXPECT_NE(watch.last_error().find("step-40"), std::string::npos);
+  EXPECT_HAS(watch.last_error(), "step-40");
   EXPECT_EQ(hear(50, 60, exhausted("no space")), 2U)
       << "saved, then failed again";
   EXPECT_EQ(hear(70, 60, exhausted("in other words")), 1U)

@@ -11,6 +11,7 @@
 #include "coordinator/rundir/run_dir.h"
 #include "parallel/jobfile/jobfile.h"
 #include "proto/base/file_system.h"
+#include "tests/testing/expect.h"
 #include "tests/testing/files.h"
 
 namespace remesh::ctl {
@@ -19,7 +20,7 @@ namespace {
 pb::Job job_of(const std::string& steps) {
   const auto parsed = jobfile::parse_job(
       "", {}, {"data.path=/d", "train.seq_len=32", "train.steps=" + steps});
-  EXPECT_TRUE(parsed.ok()) << parsed.status().message();
+  EXPECT_OK(parsed);
   jobfile::DataInfo info;
   info.vocab_size = 257;
   return jobfile::resolve(parsed.value(), info).value();
@@ -40,8 +41,7 @@ TEST(RunningCoordinator, IsComparedOnceItsJobIsWritten) {
   ASSERT_TRUE(rundir::write_job(*fs, job_of("4"), run).ok());
   const Status refused = answer.get().status();
   EXPECT_EQ(refused.code(), Code::kInvalidArgument);
-  EXPECT_NE(refused.message().find("(train.steps 4 -> 3"), std::string::npos)
-      << refused.message();
+  EXPECT_SAYS(refused, "(train.steps 4 -> 3");
   EXPECT_EQ(running_coordinator({job_of("4"), {}}, run).value(), getpid());
 }
 

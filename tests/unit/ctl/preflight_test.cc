@@ -62,8 +62,7 @@ TEST(PreflightTest, AReadOnlyFolderOfStatesIsANeedThatIsNotMet) {
   ASSERT_EQ(
       mount("", disk.path().c_str(), nullptr, MS_REMOUNT | MS_RDONLY, nullptr),
       0);
-  EXPECT_NE(problem_of(disk.path(), dir.path() + "/run").find("cannot be wr"),
-            std::string::npos);
+  EXPECT_HAS(problem_of(disk.path(), dir.path() + "/run"), "cannot be wr");
 }
 
 // A coordinator may be on a host that has no data.

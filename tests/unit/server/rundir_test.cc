@@ -797,9 +797,7 @@ TEST_F(RunDirTest, EditsOfTheJobFileInARunAreTakenOnlyOnRequest) {
   edit("\nlog_every = 1\n", "\nlog_every = 7 # by hand\n");
   const Status refused = check(false).status();
   EXPECT_EQ(refused.code(), Code::kInvalidArgument);
-  EXPECT_NE(refused.message().find("edited by hand: train.log_every 1 -> 7"),
-            std::string::npos)
-      << refused.message();
+  EXPECT_SAYS(refused, "edited by hand: train.log_every 1 -> 7");
   EXPECT_EQ(check_unedited(*fs, dir_, journal).code(), Code::kInvalidArgument);
   EXPECT_EQ(check(true)->keys, "train.log_every 1 -> 7");
   edit("\nseed = 1\n", "\nseed = 2\n");

@@ -116,10 +116,8 @@ TEST(TokenizerJson, TheEndOfTextIsFoundByName) {
     json["added_tokens"][0]["content"] = other;
     EXPECT_EQ(parse(json)->end_of_text(), 258) << other;
   }
-  EXPECT_NE(
-      problem(byte_level(), [](Json& j) { j.erase("added_tokens"); })
-          .find("no token ends a document: expected one of <|endoftext|>"),
-      std::string::npos);
+  EXPECT_HAS(problem(byte_level(), [](Json& j) { j.erase("added_tokens"); }),
+             "no token ends a document: expected one of <|endoftext|>");
 }
 
 // Metaspace does what Llama 2's normalizer does, and its decoder takes back

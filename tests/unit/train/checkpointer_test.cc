@@ -226,10 +226,7 @@ TEST_P(CheckpointerTest, SavesNothingOnceANewerGenerationRuns) {
   const auto next = make(2, 15);
   EXPECT_EQ(next->saved_step(), 10);
   EXPECT_FALSE(old->save_and_wait(at(30)).ok());
-  EXPECT_NE(
-      board_->snapshot().checkpoint_error().find("generation 2 has claimed"),
-      std::string::npos)
-      << board_->snapshot().checkpoint_error();
+  EXPECT_HAS(board_->snapshot().checkpoint_error(), "generation 2 has claimed");
   // Its step 20 is not that of the next generation, which has its own.
   state_[0][0] += 1;
   ASSERT_OK(next->save_and_wait(at(20)));

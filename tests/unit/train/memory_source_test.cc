@@ -202,9 +202,7 @@ TEST_F(MemoryTest, ABadSourceInMemoryIsNamed) {
   other.mutable_assignment()->mutable_source()->set_step(1);
   e = run(other);
   EXPECT_EQ(e.code, kExitBadSource);
-  EXPECT_NE(e.board.error().find("has no state of this model for step 1"),
-            std::string::npos)
-      << e.board.error();
+  EXPECT_HAS(e.board.error(), "has no state of this model for step 1");
 }
 
 TEST_F(MemoryTest, ADamagedOrMissingSourceIsRefused) {
@@ -227,13 +225,11 @@ TEST_F(MemoryTest, ADamagedOrMissingSourceIsRefused) {
   }
   Ended e = run(s);
   EXPECT_EQ(e.code, kExitBadSource);
-  EXPECT_NE(e.board.error().find("checksum of the first moment"),
-            std::string::npos)
-      << e.board.error();
+  EXPECT_HAS(e.board.error(), "checksum of the first moment");
   std::filesystem::remove(path);
   e = run(s);
   EXPECT_EQ(e.code, kExitBadSource);
-  EXPECT_NE(e.board.error().find(path), std::string::npos) << e.board.error();
+  EXPECT_HAS(e.board.error(), path);
 }
 
 TEST_F(MemoryTest, TooLittleSharedMemoryIsRefusedWithWhatIsNeeded) {
@@ -243,7 +239,7 @@ TEST_F(MemoryTest, TooLittleSharedMemoryIsRefusedWithWhatIsNeeded) {
   EXPECT_EQ(e.code, kExitNoRoom);
   for (const char* part :
        {"of shared memory", " are free", "elastic.keep_state = false"})
-    EXPECT_NE(e.board.error().find(part), std::string::npos) << e.board.error();
+    EXPECT_HAS(e.board.error(), part);
   EXPECT_EQ(segments("a"), 0U);
 }
 

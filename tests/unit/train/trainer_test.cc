@@ -131,9 +131,8 @@ TEST_F(TrainerTest, AStopThatCannotSaveIsDeclinedUnlessMandatory) {
       });
   EXPECT_EQ(e.code, kExitSaveFailed) << output();
   EXPECT_EQ(e.board.declined_stops(), 1);
-  EXPECT_NE(e.board.checkpoint_error().find("blocked"), std::string::npos)
-      << e.board.checkpoint_error();
-  EXPECT_NE(e.board.error().find("could not be saved"), std::string::npos);
+  EXPECT_HAS(e.board.checkpoint_error(), "blocked");
+  EXPECT_HAS(e.board.error(), "could not be saved");
 }
 
 TEST_F(TrainerTest, AFailedBackgroundSaveDoesNotStopTraining) {
@@ -165,12 +164,12 @@ TEST_F(TrainerTest, ABadSourceIsNamed) {
   from_checkpoint(other, checkpoint(2), 2);
   Ended e = run(other);
   EXPECT_EQ(e.code, kExitFailed);
-  EXPECT_NE(e.board.error().find("seed"), std::string::npos) << e.board.error();
+  EXPECT_HAS(e.board.error(), "seed");
 
   from_checkpoint(s, checkpoint(1), 1);
   e = run(s);
   EXPECT_EQ(e.code, kExitBadSource);
-  EXPECT_NE(e.board.error().find("step-00000001"), std::string::npos);
+  EXPECT_HAS(e.board.error(), "step-00000001");
 
   const std::string shard = checkpoint(2) + "/shard-00000.h5";
   std::fstream f(shard, std::ios::in | std::ios::out | std::ios::binary);
@@ -180,8 +179,7 @@ TEST_F(TrainerTest, ABadSourceIsNamed) {
   from_checkpoint(s, checkpoint(2), 2);
   e = run(s);
   EXPECT_EQ(e.code, kExitBadSource);
-  EXPECT_NE(e.board.error().find("shard-00000.h5"), std::string::npos)
-      << e.board.error();
+  EXPECT_HAS(e.board.error(), "shard-00000.h5");
 }
 
 // Whoever else says so is taken for a host that cannot load it, too.
@@ -203,15 +201,13 @@ TEST_F(TrainerTest, RefusesAWorldThatIsNotItsMesh) {
   s.set_rank(0);
   Ended e = run(s);
   EXPECT_EQ(e.code, kExitWorld);
-  EXPECT_NE(e.board.error().find("world"), std::string::npos)
-      << e.board.error();
+  EXPECT_HAS(e.board.error(), "world");
   s = spec();
   s.set_rank(0);
   s.mutable_assignment()->mutable_mesh()->set_tp(3);
   e = run(s);
   EXPECT_EQ(e.code, kExitFailed);
-  EXPECT_NE(e.board.error().find("allowed: 1, 2, 4"), std::string::npos)
-      << e.board.error();
+  EXPECT_HAS(e.board.error(), "allowed: 1, 2, 4");
 }
 
 TEST_F(TrainerTest, RefusesADataSetWithMoreTokensThanTheModel) {
@@ -219,7 +215,7 @@ TEST_F(TrainerTest, RefusesADataSetWithMoreTokensThanTheModel) {
   s.mutable_assignment()->mutable_job()->mutable_model()->set_vocab_size(100);
   const Ended e = run(s);
   EXPECT_EQ(e.code, kExitFailed);
-  EXPECT_NE(e.board.error().find("model.vocab_size: 100"), std::string::npos);
+  EXPECT_HAS(e.board.error(), "model.vocab_size: 100");
 }
 
 // The coordinator did not see the model, so the job has no fingerprint of it.
