@@ -20,36 +20,35 @@ constexpr int64_t kMostHangs = 4;  // one of them after each end of a cordon
 }  // namespace
 
 void Cluster::choose_bad_place() {
-  std::mt19937_64 rng(options_.seed * 0x9FB21C651E98DF25ULL + 4);
-  const auto draw = [&](uint64_t n) { return static_cast<int64_t>(rng() % n); };
-  if (draw(16) != 0 || calm_) return;
+  Random random(options_.seed * 0x9FB21C651E98DF25ULL + 4);
+  if (random.below(16) != 0 || calm_) return;
   make_calm();
   hostile_ = 0;
-  job_.mutable_train()->set_steps(200 + draw(400));
+  job_.mutable_train()->set_steps(200 + random.below(400));
   options_.fault_ms += 60'000;
-  const int64_t kind = draw(5);
+  const int64_t kind = random.below(5);
   workers_a_host_ = kind == 0 ? 2 : 1;
-  const int64_t good = workers_a_host_ * (1 + draw(3));
+  const int64_t good = workers_a_host_ * (1 + random.below(3));
   num_workers_ = good;
   if (kind == 0) {
     // The first worker of a host, or the second.
-    bad_place_ = fmt::format("w{}", draw(static_cast<uint64_t>(good)));
-    bad_workers_[bad_place_] = draw(2) == 0 ? Bad::kCrash : Bad::kSpawn;
+    bad_place_ = fmt::format("w{}", random.below(good));
+    bad_workers_[bad_place_] = random.below(2) == 0 ? Bad::kCrash : Bad::kSpawn;
     return;
   }
   // A host that joins later.
   bad_place_ = fmt::format("h{}", good);
-  all_wait_ = draw(2) == 0;
+  all_wait_ = random.below(2) == 0;
   bad_hosts_[bad_place_] = kind == 1   ? Bad::kHangs
                            : kind == 2 ? Bad::kDiesLater
                            : kind == 3 ? Bad::kUnreachable
                                        : Bad::kCrash;
-  const int64_t joins_ms = 1000 + draw(4000);
+  const int64_t joins_ms = 1000 + random.below(4000);
   at(joins_ms, [this] { start_worker(add_worker()); });
   if (kind != 4) return;
   // The good hosts are away when the bad one is tried again.
-  const int64_t away_ms = 1000 + draw(90'000);
-  at(joins_ms + draw(20'000), [this, away_ms] {
+  const int64_t away_ms = 1000 + random.below(90'000);
+  at(joins_ms + random.below(20'000), [this, away_ms] {
     for (auto& [name, w] : workers_) {
       if (!w->agent || w->host == bad_place_) continue;
       end_daemon(*w);
@@ -118,7 +117,7 @@ bool Cluster::connects_badly(Worker& w, World& world) {
   if (unreachable > 0 && unreachable < places.size()) {
     for (auto& [rank, r] : w.ranks) {
       world.faulted.insert(rank);
-      rank_ends(r, kExitWorld, 0, 1 + static_cast<int64_t>(host_rng_() % 300));
+      rank_ends(r, kExitWorld, 0, 1 + host_random_.below(300));
     }
     return true;
   }

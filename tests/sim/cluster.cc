@@ -20,15 +20,15 @@ constexpr int64_t kCoordinatorTickMs = 50;
 
 Cluster::Cluster(const SimOptions& options)
     : options_(options),
-      rng_(options.seed * 0x9E3779B97F4A7C15ULL + 1),
+      random_(options.seed * 0x9E3779B97F4A7C15ULL + 1),
       hostile_rng_(options.seed * 0xD1B54A32D192ED03ULL + 1),
-      later_rng_(options.seed * 0x9E3779B97F4A7C15ULL + 2),
-      upgrade_rng_(options.seed * 0x8CB92BA72F3D8DD7ULL + 1),
-      doubts_(options.seed * 0x9E3779B97F4A7C15ULL + 3),
-      host_rng_(options.seed * 0xA24BAED4963EE407ULL + 2),
-      batch_rng_(options.seed * 0x94D049BB133111EBULL + 1),
-      disk_rng_(options.seed * 0xBF58476D1CE4E5B9ULL + 1) {
-  upgrades_ = upgrade_rng_() % 6 == 0;
+      later_random_(options.seed * 0x9E3779B97F4A7C15ULL + 2),
+      upgrade_random_(options.seed * 0x8CB92BA72F3D8DD7ULL + 1),
+      liveness_random_(options.seed * 0x9E3779B97F4A7C15ULL + 3),
+      host_random_(options.seed * 0xA24BAED4963EE407ULL + 2),
+      batch_random_(options.seed * 0x94D049BB133111EBULL + 1),
+      disk_random_(options.seed * 0xBF58476D1CE4E5B9ULL + 1) {
+  upgrades_ = upgrade_random_.below(6) == 0;
   hostile_ = hostile_rng_() % 8 == 0 ? 2 : 0;
   if (options.hostile >= 0) hostile_ = options.hostile;
   auto* e = job_.mutable_elastic();
@@ -74,7 +74,8 @@ Cluster::Cluster(const SimOptions& options)
   chain_.push_back(hash64("initial weights"));
   choose_bad_host();
   choose_disk();
-  if (batch_rng_() % 2 == 0) max_batch_ms_ = batch_rng_() % 2 == 0 ? 1 : 10;
+  if (batch_random_.below(2) == 0)
+    max_batch_ms_ = batch_random_.below(2) == 0 ? 1 : 10;
 }
 
 Cluster::~Cluster() = default;
@@ -83,24 +84,6 @@ void Cluster::at(int64_t delay_ms, std::function<void()> what) {
   queue_.push_back(
       {now_ + std::max<int64_t>(0, delay_ms), ++order_, std::move(what)});
   std::push_heap(queue_.begin(), queue_.end());
-}
-
-int64_t Cluster::uniform(int64_t low, int64_t high) {
-  return low +
-         static_cast<int64_t>(rng_() % static_cast<uint64_t>(high - low + 1));
-}
-
-bool Cluster::chance(double p) {
-  return static_cast<double>(rng_() >> 11) * 0x1p-53 < p;
-}
-
-int64_t Cluster::later_uniform(int64_t low, int64_t high) {
-  return low + static_cast<int64_t>(later_rng_() %
-                                    static_cast<uint64_t>(high - low + 1));
-}
-
-bool Cluster::later_chance(double p) {
-  return static_cast<double>(later_rng_() >> 11) * 0x1p-53 < p;
 }
 
 void Cluster::violated(const std::string& what) {
@@ -121,7 +104,7 @@ std::string Cluster::run() {
     at(uniform(0, 300), [this, &w] { start_worker(w); });
   }
   schedule_fault();
-  if (!calm_) schedule_doubt();
+  if (!calm_) schedule_liveness_fault();
   if (stop_)
     at(uniform(500, options_.fault_ms), [this] {
       pb::Command c;
@@ -251,9 +234,9 @@ void Cluster::crash_coordinator() {
   if (forgets) journal_.reset();
   forgot_ = forgot_ || forgets;
   if (forgets) end_rival("its journal is gone");
-  if (faults_on_ && !forgets && !calm_ && later_chance(0.08))
+  if (faults_on_ && !forgets && !calm_ && later_random_.chance(0.08))
     roll_journal_back();
-  if (faults_on_ && later_chance(0.2)) lose_unsynced_metrics();
+  if (faults_on_ && later_random_.chance(0.2)) lose_unsynced_metrics();
   const uint64_t life = coordinator_life_;
   at(forgets ? uniform(1100, 2500) : uniform(10, 2500), [this, life] {
     when_disk_answers([this, life] {
@@ -285,7 +268,7 @@ void Cluster::roll_journal_back() {
   if (backups_.empty()) return;
   const int64_t last = static_cast<int64_t>(backups_.size()) - 1;
   const pb::Durable& backup =
-      backups_[static_cast<size_t>(later_uniform(0, last))];
+      backups_[static_cast<size_t>(later_random_.uniform(0, last))];
   // The end in a backup is believed while no record goes beyond it.
   if (backup.phase() >= pb::Durable::DONE &&
       (synced_lines_ == 0 ||
@@ -332,8 +315,7 @@ bool Cluster::waits_to_settle(const core::Input& event) const {
 void Cluster::settle_later() {
   if (settling_) return;
   settling_ = true;
-  const auto delay_ms = static_cast<int64_t>(
-      batch_rng_() % static_cast<uint64_t>(max_batch_ms_ + 1));
+  const int64_t delay_ms = batch_random_.below(max_batch_ms_ + 1);
   at(delay_ms, [this, life = coordinator_life_] { settle(life); });
 }
 
@@ -369,8 +351,9 @@ core::CheckpointsScanned Cluster::scan() {
   core::CheckpointsScanned s;
   s.claimed = claimed_;
   newest_scanned_ = 0;
-  const int64_t listed_ms =
-      faults_on_ && later_chance(0.2) ? now_ - later_uniform(0, 3000) : now_;
+  const int64_t listed_ms = faults_on_ && later_random_.chance(0.2)
+                                ? now_ - later_random_.uniform(0, 3000)
+                                : now_;
   for (const auto& [step, saved] : checkpoints_) {
     if (saved.ms > listed_ms && step <= told_saved_) continue;
     s.valid.push_back({.step = step,

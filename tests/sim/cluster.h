@@ -35,6 +35,7 @@
 #include "coordinator/core/coordinator.h"
 #include "coordinator/server/wait.h"
 #include "tests/sim/hostile.h"
+#include "tests/sim/random.h"
 #include "worker/agent/core/agent.h"
 
 namespace remesh::sim {
@@ -63,7 +64,7 @@ struct SimStats {
   int64_t from_memory = 0;  // generations
   int64_t lost_steps = 0;   // steps computed again
   int64_t gaps = 0;         // in the metrics log
-  int64_t hand_overs = 0;
+  int64_t handoffs = 0;
   // An invariant could not be checked, so the run ended early (invariants.cc).
   bool inconclusive = false;
   // Of every action of the coordinator, with its time: two builds that print
@@ -102,11 +103,10 @@ class Cluster {
   void step_once();
   void check_leftovers();
   void at(int64_t delay_ms, std::function<void()> what);
-  int64_t uniform(int64_t low, int64_t high);  // bounds included
-  bool chance(double p);
-  // For faults added later, so that the runs of existing seeds do not change.
-  int64_t later_uniform(int64_t low, int64_t high);
-  bool later_chance(double p);
+  int64_t uniform(int64_t low, int64_t high) {
+    return random_.uniform(low, high);
+  }
+  bool chance(double p) { return random_.chance(p); }
 
   // ---- coordinator process
   void start_coordinator(bool resume = false);
@@ -135,14 +135,12 @@ class Cluster {
   void lose_unsynced_metrics();
   void resume();
 
-  // ---- the coordinator's disk and what waits for it (disk.cc), with random
-  // numbers of its own
-  int64_t disk_draw(int64_t low, int64_t high);  // bounds included
+  // ---- the coordinator's disk and what waits for it (disk.cc)
   void choose_disk();
   void schedule_disk_fault();
   void break_disk();
   void slow_disk();
-  void mend_disk();
+  void repair_disk();
   void when_disk_answers(std::function<void()> what);
   void write(std::function<void()> effect);
   void write_one();
@@ -200,7 +198,7 @@ class Cluster {
                    const pb::StepMetrics& m);
   void replicate(World& world, int rank, int64_t step, bool awaited);
   void report_committed(World& world, int rank, int64_t step);
-  void hand_over(World& world);
+  void end_for_handoff(World& world);
   void lose_host(Worker& w);
   void lose_memory(Worker& w);
   void scale();
@@ -244,12 +242,9 @@ class Cluster {
   void attack_worker(Worker& w);
   void upgrade(Worker& w);
   void finish_upgrade();
-  // ---- who is alive and who is who (liveness.cc), with random numbers of its
-  // own
-  int64_t draw(int64_t low, int64_t high);  // bounds included
-  bool odds(double p);
-  void schedule_doubt();
-  void doubt();
+  // ---- who is alive and who is who (liveness.cc)
+  void schedule_liveness_fault();
+  void liveness_fault();
   void cut_coordinator_off(int64_t until, bool closes);
   void lose_connection(const std::string& name);
   void delay_kills(Worker& w);
@@ -293,12 +288,12 @@ class Cluster {
 
   SimOptions options_;
   SimStats stats_;
-  std::mt19937_64 rng_;
-  std::mt19937_64 hostile_rng_;  // separate, so that seeds keep their meaning
-  std::mt19937_64 later_rng_;    // the same
+  Random random_;
+  std::mt19937_64 hostile_rng_;
+  Random later_random_;  // of faults that were added later
   int hostile_ = 0;
-  std::mt19937_64 upgrade_rng_;  // separate, too
-  bool upgrades_ = false;        // workers return with another build
+  Random upgrade_random_;
+  bool upgrades_ = false;  // workers return with another build
   std::map<std::pair<std::string, uint64_t>, std::string>
       builds_;  // by incarnation
   Overheard overheard_;
@@ -321,7 +316,7 @@ class Cluster {
   int64_t max_latency_ms_ = 1;
   double crash_between_actions_ = 0;
   std::map<std::string, int64_t> partitioned_until_;
-  std::mt19937_64 doubts_;
+  Random liveness_random_;
   std::map<std::string, int64_t> mute_until_;  // its messages are lost
   std::map<std::string, int64_t> deaf_until_;  // messages to it are lost
   std::map<std::string, int64_t> heard_ms_;    // by this coordinator
@@ -331,7 +326,7 @@ class Cluster {
   // In some runs ranks fail to start on one host, until it is repaired. In
   // others on several hosts, with few other faults, so that the limits on
   // failures can be those of a real job.
-  std::mt19937_64 host_rng_;  // does not affect the other faults
+  Random host_random_;
   std::map<std::string, Bad> bad_hosts_;
   std::map<std::string, Bad> bad_workers_;
   std::string bad_place_;  // the only one, a host or worker (bad_places.cc)
@@ -341,7 +336,7 @@ class Cluster {
   bool cut_off_ =
       false;  // except that the coordinator is cut off from all workers once
   int64_t num_workers_ = 0;
-  bool mended_ = false;  // when the faults stop
+  bool repaired_ = false;  // when the faults stop
   // In others the ranks of two hosts can no longer reach each other.
   std::pair<std::string, std::string> bad_link_;
   bool link_is_cut_ = false;
@@ -351,13 +346,13 @@ class Cluster {
   bool planned_stop_ = false;  // and no mesh was planned since
 
   // In some runs the coordinator processes messages in batches.
-  std::mt19937_64 batch_rng_;
+  Random batch_random_;
   int64_t max_batch_ms_ = 0;
   bool settling_ = false;
 
   // The coordinator's disk, with the run directory.
   enum class Disk { kWorks, kStalled, kFull, kSlow };
-  std::mt19937_64 disk_rng_;
+  Random disk_random_;
   Disk disk_ = Disk::kWorks;
   int64_t broke_ms_ = 0;
   int64_t probed_ms_ = 0;

@@ -21,17 +21,12 @@ constexpr int64_t kProbeMs = 500;
 
 }  // namespace
 
-int64_t Cluster::disk_draw(int64_t low, int64_t high) {
-  return low + static_cast<int64_t>(disk_rng_() %
-                                    static_cast<uint64_t>(high - low + 1));
-}
-
 // ------------------------------------------------------------------ faults
 
 void Cluster::choose_disk() {
   constexpr int64_t kLongMs = 40'000;
-  if (disk_draw(0, 3) != 0) return;
-  if (disk_draw(0, 7) == 0) {
+  if (disk_random_.uniform(0, 3) != 0) return;
+  if (disk_random_.uniform(0, 7) == 0) {
     options_.fault_ms += kLongMs;
     options_.end_ms += kLongMs;
   }
@@ -39,16 +34,17 @@ void Cluster::choose_disk() {
 }
 
 void Cluster::schedule_disk_fault() {
-  at(disk_draw(0, 4000), [this] {
+  at(disk_random_.uniform(0, 4000), [this] {
     if (faults_on_) break_disk();
   });
 }
 
 // Faults may last for tens of seconds. Meanwhile the coordinator may be killed.
 void Cluster::break_disk() {
-  disk_ = static_cast<Disk>(disk_draw(1, 3));
+  disk_ = static_cast<Disk>(disk_random_.uniform(1, 3));
   broke_ms_ = now_;
-  const int64_t ms = disk_draw(50, disk_draw(0, 3) == 0 ? 45'000 : 3000);
+  const int64_t ms =
+      disk_random_.uniform(50, disk_random_.uniform(0, 3) == 0 ? 45'000 : 3000);
   trace(fmt::format("the disk {} for {} ms",
                     disk_ == Disk::kStalled ? "stalls"
                     : disk_ == Disk::kFull  ? "is full"
@@ -56,20 +52,20 @@ void Cluster::break_disk() {
                     ms));
   ++stats_.faults;
   if (disk_ == Disk::kSlow) slow_disk();
-  if (disk_draw(0, 1) == 0)
-    at(disk_draw(0, ms), [this] {
+  if (disk_random_.uniform(0, 1) == 0)
+    at(disk_random_.uniform(0, ms), [this] {
       if (faults_on_ && !unwritten_.empty() && coordinator_runs())
         crash_coordinator();
     });
   at(ms, [this] {
     if (!faults_on_) return;
-    mend_disk();
+    repair_disk();
     schedule_disk_fault();
   });
 }
 
 void Cluster::slow_disk() {
-  at(disk_draw(10, 800), [this] {
+  at(disk_random_.uniform(10, 800), [this] {
     if (disk_ != Disk::kSlow) return;
     if (!unwritten_.empty() && now_ >= coordinator_frozen_until_) {
       write_one();
@@ -80,10 +76,10 @@ void Cluster::slow_disk() {
 }
 
 // A suspended coordinator writes when it continues.
-void Cluster::mend_disk() {
+void Cluster::repair_disk() {
   if (disk_ == Disk::kWorks) return;
   if (now_ < coordinator_frozen_until_)
-    return at(coordinator_frozen_until_ - now_, [this] { mend_disk(); });
+    return at(coordinator_frozen_until_ - now_, [this] { repair_disk(); });
   trace(fmt::format("the disk works again: {} writes were waiting",
                     unwritten_.size()));
   // The coordinator extends every worker's time by as much.
@@ -146,7 +142,8 @@ bool Cluster::coordinator_runs() const {
 
 // Lost with the process, except that the call in progress may have completed.
 void Cluster::lose_unwritten() {
-  if (!unwritten_.empty() && disk_ != Disk::kFull && disk_draw(0, 1) == 0)
+  if (!unwritten_.empty() && disk_ != Disk::kFull &&
+      disk_random_.uniform(0, 1) == 0)
     write_one();
   if (!unwritten_.empty())
     trace(fmt::format("{} writes are lost", unwritten_.size()));

@@ -16,11 +16,10 @@ void Cluster::choose_bad_host() {
   if (!calm_) choose_link_of_many();
   if (!calm_) choose_bad_place();
   if (calm_) return;
-  const auto draw = [this](uint64_t n) { return host_rng_() % n; };
-  if (draw(4) != 0) return choose_bad_link();
-  const std::string host = fmt::format("h{}", draw(3));
-  bad_hosts_[host] = static_cast<Bad>(1 + draw(5));
-  mended_ = draw(2) == 0;
+  if (host_random_.below(4) != 0) return choose_bad_link();
+  const std::string host = fmt::format("h{}", host_random_.below(3));
+  bad_hosts_[host] = static_cast<Bad>(1 + host_random_.below(5));
+  repaired_ = host_random_.below(2) == 0;
 }
 
 // Only the coordinator may die, and the limits on failures are those of a real
@@ -37,18 +36,18 @@ void Cluster::make_calm() {
 
 // For as long as a switch may take to restart. The ranks continue to train.
 void Cluster::choose_cut_off() {
-  std::mt19937_64 rng(options_.seed * 0x9FB21C651E98DF25ULL + 2);
-  const auto draw = [&](uint64_t n) { return static_cast<int64_t>(rng() % n); };
-  if (draw(16) != 0) return;
+  Random random(options_.seed * 0x9FB21C651E98DF25ULL + 2);
+  if (random.below(16) != 0) return;
   make_calm();
   cut_off_ = true;
   hostile_ = 0;  // hostile messages would be heard
-  num_workers_ = workers_a_host_ + 1 + draw(4);
-  job_.mutable_train()->set_steps(200 + draw(400));
+  num_workers_ = workers_a_host_ + 1 + random.below(4);
+  job_.mutable_train()->set_steps(200 + random.below(400));
   options_.fault_ms += 60'000;
-  const bool closes = draw(2) == 0;
-  const int64_t begins_ms = 800 + draw(5000);
-  const int64_t lasts_ms = 500 + draw(draw(2) == 0 ? 4000 : 45'000);
+  const bool closes = random.below(2) == 0;
+  const int64_t begins_ms = 800 + random.below(5000);
+  const int64_t lasts_ms =
+      500 + random.below(random.below(2) == 0 ? 4000 : 45'000);
   at(begins_ms, [this, lasts_ms, closes] {
     cut_coordinator_off(now_ + lasts_ms, closes);
   });
@@ -56,19 +55,17 @@ void Cluster::choose_cut_off() {
 
 // Any of the initial hosts except one, either all in the same way or not.
 void Cluster::choose_many_bad_hosts() {
-  std::mt19937_64 rng(options_.seed * 0x9FB21C651E98DF25ULL + 1);
-  const auto draw = [&](uint64_t n) { return rng() % n; };
-  if (draw(16) != 0) return;
+  Random random(options_.seed * 0x9FB21C651E98DF25ULL + 1);
+  if (random.below(16) != 0) return;
   make_calm();
-  num_workers_ = static_cast<int64_t>(4 + draw(11));
-  const uint64_t hosts =
-      (static_cast<uint64_t>(num_workers_) + 1) / workers_a_host_;
-  const uint64_t good = draw(hosts);
-  const bool alike = draw(2) == 0;
-  const auto kind = [&] { return static_cast<Bad>(1 + draw(7)); };
+  num_workers_ = 4 + random.below(11);
+  const int64_t hosts = (num_workers_ + 1) / workers_a_host_;
+  const int64_t good = random.below(hosts);
+  const bool alike = random.below(2) == 0;
+  const auto kind = [&] { return static_cast<Bad>(1 + random.below(7)); };
   const Bad all = kind();
-  for (uint64_t h = 0; h < hosts; ++h)
-    if (h != good && draw(3) != 0)
+  for (int64_t h = 0; h < hosts; ++h)
+    if (h != good && random.below(3) != 0)
       bad_hosts_[fmt::format("h{}", h)] = alike ? all : kind();
 }
 
@@ -76,17 +73,16 @@ void Cluster::choose_many_bad_hosts() {
 // the start takes half a minute to detect, and which link is bad is not known
 // at once.
 void Cluster::choose_bad_link() {
-  if (host_rng_() % 16 != 0) return;
-  const uint64_t a = host_rng_() % 3;
+  if (host_random_.below(16) != 0) return;
+  const int64_t a = host_random_.below(3);
   bad_link_ = {fmt::format("h{}", a),
-               fmt::format("h{}", (a + 1 + host_rng_() % 2) % 3)};
+               fmt::format("h{}", (a + 1 + host_random_.below(2)) % 3)};
   auto* e = job_.mutable_elastic();
   e->set_max_same_failures(3);
   e->set_replicas(1);
   e->set_replicate_every(1);
   options_.end_ms += 600'000;
-  cut_link_at(static_cast<int64_t>(host_rng_() %
-                                   static_cast<uint64_t>(options_.fault_ms)));
+  cut_link_at(host_random_.below(options_.fault_ms));
 }
 
 void Cluster::cut_link_at(int64_t delay_ms) {
@@ -102,20 +98,19 @@ void Cluster::cut_link_at(int64_t delay_ms) {
 // Every rank reports that it waits for a collective, and that is all that is
 // known.
 void Cluster::choose_link_of_many() {
-  std::mt19937_64 rng(options_.seed * 0x9FB21C651E98DF25ULL + 3);
-  const auto draw = [&](uint64_t n) { return static_cast<int64_t>(rng() % n); };
-  if (draw(24) != 0) return;
+  Random random(options_.seed * 0x9FB21C651E98DF25ULL + 3);
+  if (random.below(24) != 0) return;
   make_calm();
   auto* e = job_.mutable_elastic();
   e->set_replicas(1);
   e->set_replicate_every(1);
-  job_.mutable_train()->set_steps(40 + draw(40));
-  const int64_t hosts = 4 + draw(8);
+  job_.mutable_train()->set_steps(40 + random.below(40));
+  const int64_t hosts = 4 + random.below(8);
   num_workers_ = hosts * workers_a_host_;
-  const int64_t a = draw(hosts);
-  const int64_t b = (a + 1 + draw(hosts - 1)) % hosts;
+  const int64_t a = random.below(hosts);
+  const int64_t b = (a + 1 + random.below(hosts - 1)) % hosts;
   bad_link_ = std::minmax(fmt::format("h{}", a), fmt::format("h{}", b));
-  cut_link_at(400 + draw(3000));
+  cut_link_at(400 + random.below(3000));
 }
 
 // No mesh is stopped for one that does not fit into the shared memory of the
@@ -167,7 +162,7 @@ bool Cluster::start_badly(Worker& w, World& world) {
   if (bad == Bad::kNone || bad == Bad::kDies || bad == Bad::kSmall ||
       bad >= Bad::kHangs)
     return connects_badly(w, world);
-  const auto delay = [this] { return static_cast<int64_t>(host_rng_() % 30); };
+  const auto delay = [this] { return host_random_.below(30); };
   trace(fmt::format("ranks fail to start on {}", w.host));
   for (auto& [rank, r] : w.ranks) {
     world.faulted.insert(rank);
@@ -192,7 +187,7 @@ void Cluster::end_badly(World& world) {
                                 world.step > world.assignment.source().step())))
       continue;
     world.faulted.insert(r->rank);
-    rank_ends(*r, 0, 9, 1 + static_cast<int64_t>(host_rng_() % 15));
+    rank_ends(*r, 0, 9, 1 + host_random_.below(15));
   }
 }
 
@@ -284,8 +279,8 @@ void Cluster::random_fault() {
       break;
     case 9:
       coordinator_frozen_until_ = now_ + uniform(100, 2500);
-      if (later_chance(0.3))
-        at(later_uniform(0, 2500), [this] { start_rival(); });
+      if (later_random_.chance(0.3))
+        at(later_random_.uniform(0, 2500), [this] { start_rival(); });
       break;
     case 10:
       if (Worker* w = worker())
@@ -343,7 +338,7 @@ void Cluster::heal() {
   trace("faults stop");
   faults_on_ = false;
   disk_full_ = false;
-  mend_disk();
+  repair_disk();
   partitioned_until_.clear();
   mute_until_.clear();
   deaf_until_.clear();
@@ -361,7 +356,7 @@ void Cluster::heal() {
   start_worker(add_worker());
   start_worker(add_worker());
   if (bad_hosts_.empty() && bad_link_.first.empty()) return;
-  if (mended_) bad_hosts_.clear();
+  if (repaired_) bad_hosts_.clear();
   // Enough slots for every mesh of the job.
   for (int i = 0; i < 4; ++i) start_worker(add_worker());
 }
@@ -370,7 +365,7 @@ void Cluster::heal() {
 // upgraded worker stays upgraded.
 void Cluster::upgrade(Worker& w) {
   if (!upgrades_ || w.build == "2") return;
-  if (!faults_on_ || upgrade_rng_() % 2 == 0) w.build = "2";
+  if (!faults_on_ || upgrade_random_.below(2) == 0) w.build = "2";
 }
 
 // At the end all workers are of one build, so that the slots suffice.

@@ -115,7 +115,7 @@ void spoil(Rng& rng, const Overheard& o, pb::Report* r) {
 // has not made.
 pb::Report well_formed_report(Rng& rng, const Overheard& o) {
   const uint64_t kind = rng() % 4;
-  const auto draw = [&](int64_t most) {
+  const auto up_to = [&](int64_t most) {
     return static_cast<int64_t>(rng() % static_cast<uint64_t>(most)) + 1;
   };
   pb::Report r;
@@ -139,19 +139,19 @@ pb::Report well_formed_report(Rng& rng, const Overheard& o) {
   r.set_has_inventory(rng() % 2 == 0);
   for (uint64_t n = rng() % 3; n > 0; --n) {
     pb::StateHolding* h = r.add_holdings();
-    h->set_generation(draw(o.generation + 1) - 1);
-    h->set_step(draw(1000));
+    h->set_generation(up_to(o.generation + 1) - 1);
+    h->set_step(up_to(1000));
     h->set_rank(static_cast<int>(rng() % 4));
     h->set_elements(64);
   }
-  if (kind == 0 || kind == 2) r.set_generation(o.generation + draw(900'000));
-  if (kind == 1 || kind == 2) r.set_coordinator_epoch(o.epoch + draw(1 << 30));
+  if (kind == 0 || kind == 2) r.set_generation(o.generation + up_to(900'000));
+  if (kind == 1 || kind == 2) r.set_coordinator_epoch(o.epoch + up_to(1 << 30));
   if (kind == 3) {
     r.set_slots(1);
     pb::RankStatus* s = r.add_ranks();
     s->set_rank(static_cast<int>(rng() % 2));
-    s->set_committed_step(draw(1000));
-    s->set_checkpoint_step(s->committed_step() + 1 + draw(1'000'000));
+    s->set_committed_step(up_to(1000));
+    s->set_checkpoint_step(s->committed_step() + 1 + up_to(1'000'000));
     r.set_state(pb::Report::RUNNING);
   }
   return r;

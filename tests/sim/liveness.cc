@@ -17,51 +17,44 @@ constexpr uint64_t kElsewhere = 1;  // the host id of an impostor
 
 }  // namespace
 
-int64_t Cluster::draw(int64_t low, int64_t high) {
-  return low + static_cast<int64_t>(doubts_() %
-                                    static_cast<uint64_t>(high - low + 1));
-}
-
-bool Cluster::odds(double p) {
-  return static_cast<double>(doubts_() >> 11) * 0x1p-53 < p;
-}
-
-void Cluster::schedule_doubt() {
-  at(draw(300, 4000), [this] {
+void Cluster::schedule_liveness_fault() {
+  at(liveness_random_.uniform(300, 4000), [this] {
     if (!faults_on_) return;
     ++stats_.faults;
-    doubt();
-    schedule_doubt();
+    liveness_fault();
+    schedule_liveness_fault();
   });
 }
 
-void Cluster::doubt() {
+void Cluster::liveness_fault() {
   std::vector<Worker*> up;
   for (auto& [name, w] : workers_)
     if (w->agent) up.push_back(w.get());
-  const int64_t kind = draw(0, 6);
-  trace(fmt::format("doubt {}", kind));
+  const int64_t kind = liveness_random_.uniform(0, 6);
+  trace(fmt::format("liveness fault {}", kind));
   if (up.empty()) return;
-  Worker& w =
-      *up[static_cast<size_t>(draw(0, static_cast<int64_t>(up.size()) - 1))];
+  Worker& w = *up[static_cast<size_t>(
+      liveness_random_.uniform(0, static_cast<int64_t>(up.size()) - 1))];
   switch (kind) {
     case 0:
-      note_trouble(w, mute_until_[w.name] = now_ + draw(100, 4000));
+      note_trouble(
+          w, mute_until_[w.name] = now_ + liveness_random_.uniform(100, 4000));
       break;
     case 1:
-      note_trouble(w, deaf_until_[w.name] = now_ + draw(100, 4000));
+      note_trouble(
+          w, deaf_until_[w.name] = now_ + liveness_random_.uniform(100, 4000));
       for (auto& [g, world] : worlds_)
         world->stalled = true;  // fences are late
       break;
     case 2:
-      cut_coordinator_off(now_ + draw(500, 6000), false);
+      cut_coordinator_off(now_ + liveness_random_.uniform(500, 6000), false);
       break;
     case 3:
       note_trouble(w, now_);
       lose_connection(w.name);
       break;
     case 4:
-      w.kills_wait_until = now_ + draw(1000, 50'000);
+      w.kills_wait_until = now_ + liveness_random_.uniform(1000, 50'000);
       note_trouble(w, w.kills_wait_until);
       break;
     case 5:
@@ -81,8 +74,9 @@ void Cluster::cut_coordinator_off(int64_t until, bool closes) {
     note_trouble(*w, partitioned_until_[name] =
                          std::max(partitioned_until_[name], until));
     const std::string worker = name;
+    // Messages in flight arrive first.
     const int64_t later_ms =
-        closes ? 200 + draw(0, 150)  // messages in flight arrive first
+        closes ? liveness_random_.uniform(200, 350)
                : std::max<int64_t>(3000, job_.elastic().dead_after_ms());
     at(later_ms, [this, worker] {
       if (partitioned_until_[worker] > now_) lose_connection(worker);
@@ -114,8 +108,9 @@ int64_t Cluster::time_on(const Worker& w) const {
 
 // If the clock goes back, the next incarnation may have a smaller number.
 void Cluster::turn_clock(Worker& w) {
-  w.clock_ms += draw(100, 100'000) * (odds(0.7) ? -1 : 1);
-  if (odds(0.5)) crash_worker(w);
+  w.clock_ms += liveness_random_.uniform(100, 100'000) *
+                (liveness_random_.chance(0.7) ? -1 : 1);
+  if (liveness_random_.chance(0.5)) crash_worker(w);
 }
 
 uint64_t Cluster::new_incarnation(Worker& w) {
@@ -124,7 +119,7 @@ uint64_t Cluster::new_incarnation(Worker& w) {
   // Usually the worker's temporary files survive and have its last number. The
   // number between is left to hostile.cc.
   if (w.clock_ms == 0 || by_clock > w.incarnation) return by_clock;
-  if (odds(0.5)) return w.incarnation + 2;
+  if (liveness_random_.chance(0.5)) return w.incarnation + 2;
   note_trouble(w, now_ + kEarlierLifeMs + 2 * job_.elastic().dead_after_ms());
   return by_clock == w.incarnation ? by_clock - 1 : by_clock;
 }
@@ -142,7 +137,7 @@ void Cluster::pretend_to_be(const Worker& w) {
   about.set_build(builds_[{about.worker(), about.incarnation()}] = w.build);
   trace("another worker " + w.name + " starts elsewhere");
   pretend(std::make_shared<agent::Agent>(about), w.name,
-          now_ + draw(200, 3000));
+          now_ + liveness_random_.uniform(200, 3000));
 }
 
 void Cluster::pretend(const std::shared_ptr<agent::Agent>& agent,
@@ -190,7 +185,7 @@ void Cluster::begin_finalize(Rank& r, int64_t delay_ms) {
 void Cluster::end_finalize(Worker& w, int64_t generation) {
   for (auto& [rank, r] : w.ranks)
     if (r.alive && r.finalizing && r.generation == generation)
-      rank_ends(r, 0, 0, draw(0, 5));
+      rank_ends(r, 0, 0, liveness_random_.uniform(0, 5));
 }
 
 // Ranks that wait for a fence make no progress. If the network loses

@@ -94,7 +94,7 @@ int main(int argc, char** argv) {
       total.from_memory += cluster.stats().from_memory;
       total.lost_steps += cluster.stats().lost_steps;
       total.gaps += cluster.stats().gaps;
-      total.hand_overs += cluster.stats().hand_overs;
+      total.handoffs += cluster.stats().handoffs;
       total.end_ms += cluster.stats().end_ms;
       // A sum, because threads finish seeds in any order.
       total.digest += cluster.stats().digest;
@@ -118,7 +118,7 @@ int main(int argc, char** argv) {
   std::printf(
       "%llu seeds clean, %llu violated, %llu inconclusive: %lld faults, %lld "
       "generations (%lld "
-      "from memory, %lld handed over), %lld steps, %lld made again, %lld gaps "
+      "from memory, %lld by handoff), %lld steps, %lld made again, %lld gaps "
       "in their record, %lld messages, %lld hostile ones, %.1f simulated hours "
       "in %.1f s\n",
       static_cast<unsigned long long>(clean.load()),
@@ -127,7 +127,7 @@ int main(int argc, char** argv) {
       static_cast<long long>(total.faults),
       static_cast<long long>(total.generations),
       static_cast<long long>(total.from_memory),
-      static_cast<long long>(total.hand_overs),
+      static_cast<long long>(total.handoffs),
       static_cast<long long>(total.steps),
       static_cast<long long>(total.lost_steps),
       static_cast<long long>(total.gaps),

@@ -26,7 +26,7 @@ void Cluster::start_rival() {
   if (unwritten_.empty()) rival_ = std::move(coordinator_);
   rival_lines_ = lines_;
   rival_frozen_until_ = std::max(now_, coordinator_frozen_until_);
-  rival_ends_ms_ = rival_frozen_until_ + later_uniform(0, kLockMs);
+  rival_ends_ms_ = rival_frozen_until_ + later_random_.uniform(0, kLockMs);
   ++coordinator_life_;
   start_coordinator();
   rival_tick();
@@ -48,8 +48,9 @@ void Cluster::rival_tick() {
 // Some reports still reach it: workers switch to the newer one at different
 // times.
 void Cluster::tell_rival(const core::Input& event) {
-  if (!rival_ || !later_chance(0.5)) return;
-  at(std::max<int64_t>(rival_frozen_until_ - now_, 0) + later_uniform(0, 5),
+  if (!rival_ || !later_random_.chance(0.5)) return;
+  at(std::max<int64_t>(rival_frozen_until_ - now_, 0) +
+         later_random_.uniform(0, 5),
      [this, event] { drive_rival(event); });
 }
 

@@ -237,10 +237,10 @@ void Cluster::report_committed(World& world, int rank, int64_t step) {
 }
 
 // The last step is replicated whatever replicate_every is; then all ranks end.
-void Cluster::hand_over(World& world) {
+void Cluster::end_for_handoff(World& world) {
   const int64_t every = job_.elastic().replicate_every();
   const int64_t g = world.assignment.generation();
-  ++stats_.hand_overs;
+  ++stats_.handoffs;
   for (const pb::RankPlace& p : world.assignment.ranks()) {
     if (every > 1 && world.step % every != 0)
       replicate(world, p.rank(), world.step, /*awaited=*/false);

@@ -225,7 +225,8 @@ void Cluster::boundary(World& world) {
     save_request = std::max(save_request, r.save_request);
   }
   const bool last = world.step >= job_.train().steps();
-  if (!last && (bits & kRequestStop) != 0 && !saves) return hand_over(world);
+  if (!last && (bits & kRequestStop) != 0 && !saves)
+    return end_for_handoff(world);
   if (last || (bits & kRequestStop) != 0) {
     const bool failed =
         (disk_full_ || g < claimed_) && world.saved != world.step;

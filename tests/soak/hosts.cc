@@ -125,7 +125,7 @@ bool Soak::fill_run_folder() {
   return true;
 }
 
-void Soak::mend_network() {
+void Soak::repair_network() {
   network_bad_for_ = 0;
   if (network_) network_->heal();
 }

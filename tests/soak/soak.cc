@@ -141,7 +141,7 @@ bool Soak::one_fault(int number) {
   if (!settle(wait)) return false;
   faults_.back().settled = unix_seconds();
   if (disk_full_for_ > 0 && --disk_full_for_ == 0) disk_.free();
-  if (network_bad_for_ > 0 && --network_bad_for_ == 0) mend_network();
+  if (network_bad_for_ > 0 && --network_bad_for_ == 0) repair_network();
   note_resident(number);
   refill();
   const auto calm = static_cast<int64_t>(random(kCalmSteps));
@@ -202,7 +202,7 @@ void Soak::refill() {
 // Stops the job, resumes it from its checkpoint and trains to its end.
 bool Soak::finish() {
   disk_.free();
-  mend_network();
+  repair_network();
   const auto stop = cluster_.remesh({"stop", cluster_.run_dir()}, kPatienceMs);
   if (stop.exit.code != 0) return fail("stop: " + stop.output);
   const auto ended = [&] {

@@ -135,7 +135,7 @@ class Soak {
   int free_host() const;
   size_t most_workers() const;
   bool survives_a_host();
-  void mend_network();
+  void repair_network();
 
   bool settle(const Waiting& wait);
   bool whole_again();
