@@ -63,8 +63,8 @@ const std::map<std::string, ScriptedCluster::Verb>& ScriptedCluster::verbs() {
       {"step", {&S::step, "step [N=1]: all ranks make N steps, 10 ms each"}},
       {"commit",
        {&S::commit,
-        "commit RANK step=N [unsaid]: one rank commits a step; unsaid: its "
-        "board does not say so yet"}},
+        "commit RANK step=N [unreported]: one rank commits a step; unreported: "
+        "its board does not say so yet"}},
       {"rank",
        {&S::rank,
         "rank N exit=|signal=|stopped|continued|stuck error= time=: what "

@@ -49,7 +49,7 @@ std::string durable_text(const pb::Durable& d) {
     s += " in memory";
   if (d.rescue()) s += " rescue";
   if (d.phase() == pb::Durable::FINISHING && !d.finish().save())
-    s += " hands over";
+    s += " handoff";
   const pb::MeshRequest& asked = d.mesh_request();
   if (asked.scale() > 0) s += fmt::format(" scale={}", asked.scale());
   for (const pb::Refusals::State& b : d.refusals().states())
@@ -93,7 +93,7 @@ std::string directive_text(const pb::Directive& d) {
       fmt::format("tell {} {} g{}", d.worker(),
                   pb::Directive::Goal_Name(d.goal()), d.generation());
   if (d.must_stop()) s += " must_stop";
-  if (!d.save()) s += " hand_over";
+  if (!d.save()) s += " handoff";
   if (d.want_fences()) s += " want_fences";
   if (d.checkpoint_request() > 0)
     s += fmt::format(" checkpoint_request={}", d.checkpoint_request());
@@ -316,7 +316,7 @@ void ScriptedCluster::act(Worker& w, const agent::Action& action) {
     std::string text;
     if ((q->bits & kRequestStop) != 0) text += " stop";
     if ((q->bits & kRequestForce) != 0) text += " must";
-    if ((q->bits & kRequestHandoff) != 0) text += " hand_over";
+    if ((q->bits & kRequestHandoff) != 0) text += " handoff";
     if (q->checkpoint_request > 0)
       text += fmt::format(" checkpoint={}", q->checkpoint_request);
     if (!text.empty()) say(fmt::format("{} asks its ranks:{}", w.name, text));
@@ -454,7 +454,8 @@ void ScriptedCluster::boundary(int64_t step) {
   const bool last = step >= job_.train().steps();
   const bool stop = last || (bits & kRequestStop) != 0;
   if (stop && !last && !saves) {
-    say(fmt::format("ranks of g{} hand over after step {}", live_, step));
+    say(fmt::format("ranks of g{} end for a handoff after step {}", live_,
+                    step));
     replicate(step, /*always=*/true);
     for (auto& [w, r] : ranks)
       end_rank(*w, *r, 0, 0, "", static_cast<double>(now_) / 1000);

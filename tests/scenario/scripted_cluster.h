@@ -3,10 +3,9 @@
 // that do exactly what the scenario says. Says in readable lines what the
 // cores decide.
 //
-// Time stands still except in `time` and `step`; daemons tick every 50 ms.
-// Ranks start and connect by themselves, then stand at their state until
-// `step` or `commit`. What repeats (the same directive again, the same state
-// reported again) is not printed.
+// Time passes only in `time` and `step`; daemons tick every 50 ms. Ranks start
+// and connect by themselves, and then wait for `step` or `commit`. What repeats
+// (the same directive again, the same state reported again) is not printed.
 //
 // Single-threaded. One cluster a scenario; it owns everything in it.
 #pragma once

@@ -284,10 +284,10 @@ TEST_F(AgentTest, AHandoffSavesNothing) {
   const auto stop = of<SetRequest>(direct(pb::Directive::FINISH, 1));
   ASSERT_EQ(stop.size(), 1u);
   EXPECT_EQ(stop[0].bits, 1u);
-  const auto hand_over =
+  const auto handoff =
       of<SetRequest>(direct(pb::Directive::FINISH, 1, /*save=*/false));
-  ASSERT_EQ(hand_over.size(), 1u);
-  EXPECT_EQ(hand_over[0].bits, 1u | 4u);
+  ASSERT_EQ(handoff.size(), 1u);
+  EXPECT_EQ(handoff[0].bits, 1u | 4u);
 }
 
 TEST_F(AgentTest, APauseOfTheHostIsNoSilence) {

@@ -25,7 +25,7 @@
 
 namespace {
 std::atomic<bool> g_exec_hangs{false};
-thread_local int64_t g_waited_ms = 0;  // in vain, in poll()
+thread_local int64_t g_waited_ms = 0;  // in poll(), without an event
 }  // namespace
 
 // These are called instead of the C library's (ELF symbol interposition).
@@ -286,7 +286,7 @@ TEST_F(LauncherTest, ARankThatEndsWithoutAnErrorBeforeItMayHasFailed) {
   const RankExited e = seen<RankExited>()[0];
   EXPECT_EQ(e.rank, 1);
   EXPECT_EQ(e.exit_code, 1);
-  EXPECT_NE(e.sample.status.error().find("exit code 0"), std::string::npos);
+  EXPECT_HAS(e.sample.status.error(), "exit code 0");
 }
 
 TEST_F(LauncherTest, AbortShowsAsTheExitOfTheRank) {

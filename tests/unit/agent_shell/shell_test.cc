@@ -34,7 +34,7 @@ namespace {
 
 // Runs in the restarted process: is the file still open?
 constexpr char kRestarted[] = "REMESH_TEST_RESTARTED";
-[[maybe_unused]] const bool started_anew = [] {
+[[maybe_unused]] const bool was_restarted = [] {
   if (const char* fd = std::getenv(kRestarted))
     _exit(fcntl(std::atoi(fd), F_GETFD) == -1 ? 42 : 43);
   return false;

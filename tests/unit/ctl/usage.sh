@@ -118,7 +118,7 @@ expect 75 "no answer from tcp://192.0.2.1:9" \
   env REMESH_KEY=/nowhere/env "$bin/remesh" status keyed
 rm -r keyed/keys
 expect 2 "/nowhere/env" env REMESH_KEY=/nowhere/env "$bin/remesh" status keyed
-# Its coordinator ran before the host was started anew, or in another container.
+# Its coordinator ran before the host was restarted, or in another container.
 mkdir dead
 printf 'tcp://127.0.0.1:9\npid=1\nhost=before\nhost_id=1\n' \
   >dead/coordinator.addr

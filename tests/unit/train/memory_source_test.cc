@@ -105,12 +105,12 @@ TEST_F(MemoryTest, AKillAnywhereResumesFromTheCommittedState) {
 
 TEST_F(MemoryTest, AHandoffKeepsTheStateAndSavesNothing) {
   pb::RankSpec s = alone({"train.steps=5000", "checkpoint.interval=0"});
-  const auto hand_over = [](const pb::RankStatus& now, Board& board,
-                            RankProcess&) {
+  const auto handoff = [](const pb::RankStatus& now, Board& board,
+                          RankProcess&) {
     if (now.committed_step() >= 3)
       board.set_request(kRequestStop | kRequestHandoff);
   };
-  const Ended e = run(s, hand_over);
+  const Ended e = run(s, handoff);
   ASSERT_EQ(e.code, 0) << output();
   const int64_t at = e.board.committed_step();
   EXPECT_EQ(e.steps.back().step, at);
@@ -120,12 +120,12 @@ TEST_F(MemoryTest, AHandoffKeepsTheStateAndSavesNothing) {
   EXPECT_EQ(s.assignment().source().step(), at);
   // A rank with its state in private memory saves even for a handoff.
   pb::RankSpec own = spec({"train.steps=5000", "checkpoint.interval=0"});
-  const Ended saved = run(own, hand_over);
+  const Ended saved = run(own, handoff);
   ASSERT_EQ(saved.code, 0) << output();
   EXPECT_EQ(saved.board.checkpoint_step(), saved.board.committed_step());
 }
 
-constexpr uint32_t kHandOver = kRequestStop | kRequestHandoff;
+constexpr uint32_t kHandoff = kRequestStop | kRequestHandoff;
 
 auto stop_at(int64_t step, uint32_t request) {
   return [=](const pb::RankStatus& now, Board& board, RankProcess&) {
@@ -136,7 +136,7 @@ auto stop_at(int64_t step, uint32_t request) {
 // The data set is gone from the only host that has the state.
 TEST_F(MemoryTest, ARescueSavesTheStateWithoutTheData) {
   pb::RankSpec s = alone({"train.steps=5000", "checkpoint.interval=0"});
-  ASSERT_EQ(run(s, stop_at(3, kHandOver)).code, 0) << output();
+  ASSERT_EQ(run(s, stop_at(3, kHandoff)).code, 0) << output();
   from_memory(s, {"a"});
   const int64_t at = s.assignment().source().step();
   ASSERT_OK_AND(const auto dataset, data::Dataset::open(dir_ + "/data"));
@@ -145,7 +145,7 @@ TEST_F(MemoryTest, ARescueSavesTheStateWithoutTheData) {
   EXPECT_NE(run(s).code, 0) << "to train, it needs them";
 
   s.mutable_assignment()->set_rescue(true);
-  Ended e = run(s, stop_at(at, kHandOver));
+  Ended e = run(s, stop_at(at, kHandoff));
   ASSERT_EQ(e.code, 0) << output();
   EXPECT_FALSE(std::filesystem::exists(checkpoint(at)));
   from_memory(s, {"a"});
