@@ -155,6 +155,29 @@ Fold finished_steps(std::span<const std::string> lines) {
   return {};
 }
 
+bool begin_with(std::span<const std::string> lines,
+                const std::vector<std::string>& expected) {
+  return lines.size() >= expected.size() &&
+         std::equal(expected.begin(), expected.end(), lines.begin());
+}
+
+// A worker starts, becomes a member, and learns of the generation.
+Fold joined(std::span<const std::string> lines) {
+  static const std::regex kJoined(
+      R"((\d+ +)event worker_joined (g\d+) worker=(\S+) (\(.*\)))");
+  std::smatch m;
+  if (lines.size() < 2 || !std::regex_match(lines[1], m, kJoined)) return {};
+  const std::string time = m[1];
+  const std::string g = m[2];
+  const std::string w = m[3];
+  std::vector<std::string> expected = {time + w + " is IDLE g0", lines[1],
+                                       time + "tell " + w + " IDLE " + g};
+  if (g != "g0") expected.push_back(time + w + " is IDLE " + g);
+  if (!begin_with(lines, expected)) return {};
+  return {.text = {time + w + " joins " + g + " " + m.str(4)},
+          .lines = expected.size()};
+}
+
 }  // namespace
 
 bool Command::has(const std::string& w) const {
@@ -273,9 +296,7 @@ Fold Shortener::start(std::span<const std::string> lines) const {
   const std::vector<std::string> expected = split_lines(fmt::format(
       "{}{}{}{}journal running {}{}\n{}{}{}ranks of {} are connected\n",
       prepare, idle, prepared, time, g, m.str(5), run, started, time, g));
-  if (!std::equal(expected.begin(), expected.end(), rest.begin(),
-                  rest.begin() + std::min(rest.size(), expected.size())))
-    return {};
+  if (!begin_with(rest, expected)) return {};
   return {.text = {time + g + " runs" + m.str(3) + m.str(5) + spares, lines[1]},
           .lines = 2 + expected.size()};
 }
@@ -308,6 +329,7 @@ std::string Shortener::shortened(const std::string& output) {
   for (auto rest = std::span(lines); !rest.empty();) {
     Fold fold = text.empty() ? first_start(rest) : Fold();
     if (fold.lines == 0) fold = start(rest);
+    if (fold.lines == 0) fold = joined(rest);
     if (fold.lines == 0) fold = finished_steps(rest);
     if (fold.lines == 0) fold = {.text = {rest[0]}, .lines = 1};
     text.insert(text.end(), fold.text.begin(), fold.text.end());

@@ -11,10 +11,11 @@
 // named argument, and quotes keep blanks together: error="out of memory".
 // What follows from the rest is left out of the output: an ordinary start of a
 // generation is its line of the journal and the event, that of a job one line,
-// and so are consecutive steps and neighboring lines that differ only in the
-// worker:
+// and so are the join of a worker, consecutive steps, and neighboring lines
+// that differ only in the worker:
 //
 //   500    g1 runs dp=2 ranks 0:a 1:b
+//   500    c joins g1 (1 slot on host-c)
 //   510    metrics steps 1 to 3 g1 until 530
 //   700    tell a, b ABORT g1
 //   700    g2 runs dp=1 ranks 0:a from step 0 cordoned=host-b spare=b
@@ -60,15 +61,16 @@ Result<std::vector<Block>> parse_scenario(const std::string& text);
 // The file with these outputs in place of the expected ones.
 std::string rewrite_scenario(const std::vector<Block>& blocks,
                              const std::vector<std::string>& outputs);
-// Lines of the output that are shown as others.
+
+// Lines of an output that are shown as others.
 struct Fold {
   std::vector<std::string> text;
   size_t lines = 0;  // 0: none
 };
 
-// Shortens the blocks' outputs, in the order of the file, without a loss: two
-// outputs that differ still do when they are shortened. Lost is only how the
-// workers joined with which a job starts.
+// Shortens the blocks' outputs, in the order of the file. Two outputs that
+// differ still do when they are shortened, unless they differ only in how the
+// workers joined that a job starts with, or in the event of its first mesh.
 class Shortener {
  public:
   std::string shortened(const std::string& output);

@@ -77,7 +77,7 @@ TEST(ScenarioFile, CommandsWithoutOutputAreRefused) {
   EXPECT_FALSE(parse_scenario("----\nok\n").ok());
 }
 
-// Of a run of two workers and a spare one that keep states in memory.
+// Of a run of two workers and a spare one, which joins later.
 std::vector<std::string> ordinary_output() {
   const std::string output =
       "510    metrics step 1 g1\n"
@@ -85,6 +85,9 @@ std::vector<std::string> ordinary_output() {
       "520    metrics step 3 g1\n"
       "520    metrics step 4 g1\n"
       "530    a is QUIESCED g1 holds g1:2\n"
+      "530    b is IDLE g0\n"
+      "530    event worker_joined g1 worker=b (1 slot on host-b)\n"
+      "530    tell b IDLE g1\n"
       "530    b is IDLE g1\n"
       "530    c is IDLE g1 holds g1:2\n"
       "530    journal preparing g2 dp=2 ranks 0:a 1:c from step 2 scale=2\n"
@@ -123,7 +126,7 @@ TEST(Shortener, LeavesOutWhatFollowsFromTheRest) {
             "510    metrics steps 1 to 2 g1 until 520\n"
             "520    metrics steps 3 to 4 g1\n"
             "530    a is QUIESCED g1 holds g1:2\n"
-            "530    b is IDLE g1\n"
+            "530    b joins g1 (1 slot on host-b)\n"
             "530    c is IDLE g1 holds g1:2\n"
             "530    g2 runs dp=2 ranks 0:a 1:c from step 2 scale=2 spare=b\n"
             "530    event mesh g2 from dp=3 to dp=2\n"
