@@ -14,8 +14,7 @@ namespace {
 // A message without its sentences, if they do not count.
 template <typename T>
 std::string serialized(T message, bool sentences) {
-  return sentences ? message.SerializeAsString()
-                   : without_sentences(std::move(message));
+  return sentences ? bytes_of(message) : without_sentences(std::move(message));
 }
 
 struct Serialized {
@@ -26,7 +25,7 @@ struct Serialized {
     return serialized(a.with_assignment(), sentences);
   }
   std::string operator()(const core::SendFence& a) const {
-    return a.worker + a.fence.SerializeAsString();
+    return a.worker + bytes_of(a.fence);
   }
   std::string operator()(const core::Respond& a) const {
     pb::Reply r = a.reply;
@@ -40,7 +39,7 @@ struct Serialized {
     return serialized(a.record, sentences);
   }
   std::string operator()(const core::AppendMetrics& a) const {
-    return a.metrics.SerializeAsString();
+    return bytes_of(a.metrics);
   }
   std::string operator()(const core::ScanCheckpoints&) const { return ""; }
   std::string operator()(const core::Exit& a) const {

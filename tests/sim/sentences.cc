@@ -1,7 +1,12 @@
 #include "tests/sim/sentences.h"
 
+#include <google/protobuf/io/coded_stream.h>
+#include <google/protobuf/io/zero_copy_stream_impl_lite.h>
+
 #include <set>
 #include <vector>
+
+#include "proto/base/check.h"
 
 namespace remesh::sim {
 namespace {
@@ -41,6 +46,16 @@ void for_each_sentence(
       }
     }
   }
+}
+
+std::string bytes_of(const google::protobuf::Message& message) {
+  std::string out;
+  google::protobuf::io::StringOutputStream stream(&out);
+  google::protobuf::io::CodedOutputStream coded(&stream);
+  coded.SetSerializationDeterministic(true);
+  CHECK(message.SerializeToCodedStream(&coded));
+  coded.Trim();
+  return out;
 }
 
 std::string reworded(const std::string& sentence) {

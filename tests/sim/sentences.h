@@ -13,11 +13,14 @@ namespace remesh::sim {
 void for_each_sentence(google::protobuf::Message* message,
                        const std::function<std::string(const std::string&)>& f);
 
-// A message's bytes without them.
+// The bytes of a message, the same for equal ones: SerializeAsString() writes
+// the entries of a map in any order.
+std::string bytes_of(const google::protobuf::Message& message);
+// A message's bytes without its sentences.
 template <typename T>
 std::string without_sentences(T message) {
   for_each_sentence(&message, [](const std::string&) { return ""; });
-  return message.SerializeAsString();
+  return bytes_of(message);
 }
 
 // The same letters in another order; equal sentences stay equal.
