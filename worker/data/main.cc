@@ -32,6 +32,11 @@ Status prepare_command(const PrepareOptions& options, bool json) {
                 [&](uint64_t read, uint64_t total) { bar.show(read, total); });
   }
   ASSIGN_OR_RETURN(const PrepareSummary s, std::move(done));
+  if (!s.changes.empty())
+    print_error(
+        fmt::format("note: decoding does not undo all that this tokenizer does "
+                    "to a text: {}\n",
+                    s.changes));
   if (json) {
     print_json({{"path", options.out_dir},
                 {"up_to_date", s.up_to_date},

@@ -146,10 +146,13 @@ Result<std::vector<InputEntry>> hash_inputs(const PrepareOptions& o,
   return entries;
 }
 
-PrepareSummary summarize(const Index& index, uint64_t input_bytes) {
+PrepareSummary summarize(const Index& index,
+                         const tokenizer::Tokenizer& tokenizer,
+                         uint64_t input_bytes) {
   PrepareSummary s;
   s.data_id = index.data_id;
   s.tokenizer = index.tokenizer;
+  s.changes = tokenizer.changes();
   s.vocab_size = index.vocab_size;
   s.input_bytes = input_bytes;
   s.text_bytes = index.text_bytes;
@@ -169,10 +172,9 @@ Status verify(const std::string& folder) {
 
 // Checks what is in the folder. Returns a summary if it has exactly the data
 // set wanted, and nothing if prepare may write there.
-Result<std::optional<PrepareSummary>> check_existing(const PrepareOptions& o,
-                                                     const OutDir& out,
-                                                     int64_t block_bytes,
-                                                     Progress& progress) {
+Result<std::optional<PrepareSummary>> check_existing(
+    const PrepareOptions& o, const tokenizer::Tokenizer& tokenizer,
+    const OutDir& out, int64_t block_bytes, Progress& progress) {
   std::vector<std::string> own;
   std::vector<std::string> foreign;
   RETURN_IF_ERROR(out.list(own, foreign));
@@ -193,7 +195,7 @@ Result<std::optional<PrepareSummary>> check_existing(const PrepareOptions& o,
     if (index->source_id != source_id_of(o, block_bytes, inputs)) {
       why = already_exists("made from other inputs or options");
     } else if (const Status sound = verify(out.path()); sound.ok()) {
-      PrepareSummary summary = summarize(*index, progress.total());
+      PrepareSummary summary = summarize(*index, tokenizer, progress.total());
       summary.up_to_date = true;
       return std::optional<PrepareSummary>(summary);
     } else {
@@ -314,8 +316,9 @@ Result<PrepareSummary> prepare(const PrepareOptions& given, FileSystem& fs,
                    OutDir::open(fs, options.out_dir));
   {
     Progress hashing(progress, inputs);
-    ASSIGN_OR_RETURN(const std::optional<PrepareSummary> existing,
-                     check_existing(options, *out, block_bytes, hashing));
+    ASSIGN_OR_RETURN(
+        const std::optional<PrepareSummary> existing,
+        check_existing(options, *tokenizer, *out, block_bytes, hashing));
     if (existing) return *existing;
   }
   Index index{.tokenizer = tokenizer->id(),
@@ -348,7 +351,7 @@ Result<PrepareSummary> prepare(const PrepareOptions& given, FileSystem& fs,
         ": no conversation has an answer, so the loss would count nothing: "
         "expected messages whose \"role\" is \"assistant\"");
   RETURN_IF_ERROR(out->commit(index, {&train, &val}));
-  return summarize(index, done.total());
+  return summarize(index, *tokenizer, done.total());
 }
 
 }  // namespace remesh::data

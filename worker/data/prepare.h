@@ -58,6 +58,7 @@ struct PrepareSummary {
   bool up_to_date = false;  // out_dir already has this data set
   std::string data_id;
   std::string tokenizer;
+  std::string changes;  // of the tokenizer (Tokenizer::changes())
   int64_t vocab_size = 0;
   uint64_t input_bytes = 0;  // as stored (compressed)
   uint64_t text_bytes = 0;   // of text, including separators

@@ -126,11 +126,15 @@ Status BlockRouter::add(const Conversation& conversation) {
   bool begins = true, after_added = false;
   for (const ChatPiece& piece : conversation) {
     tokens_.clear();
-    RETURN_IF_ERROR(tokenizer_.encode(
-        piece.text,
-        {.special = true, .continues = !begins, .after_added = after_added},
-        tokens_));
-    if (!tokens_.empty()) after_added = tokenizer_.is_added(tokens_.back());
+    RETURN_IF_ERROR(
+        tokenizer_.encode(piece.text,
+                          {.special = true,
+                           .continues = !begins,
+                           .after_added = after_added,
+                           .continued = &piece != &conversation.back()},
+                          tokens_));
+    if (!tokens_.empty())
+      after_added = tokenizer_.restarts_after(tokens_.back());
     RETURN_IF_ERROR(conversations_to_->append(
         tokens_, {.targets = piece.target, .begins_document = begins}));
     begins = begins && tokens_.empty();
@@ -178,7 +182,8 @@ Result<BlockRouter::Encoded> BlockRouter::encode(
   for (const Part& part : parts) {
     std::vector<int32_t> tokens;
     RETURN_IF_ERROR(tokenizer_.encode(
-        part.text, {.special = false, .continues = part.continues}, tokens));
+        part.text, {.continues = part.continues, .continued = !part.ends},
+        tokens));
     if (part.ends) tokens.push_back(tokenizer_.end_of_text());
     out.emplace_back(part.to, std::move(tokens));
   }

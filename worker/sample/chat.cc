@@ -33,7 +33,8 @@ Result<std::vector<int32_t>> Chat::ask(const std::string& message) {
       template_->prompt(messages_.dump(
           -1, ' ', false, nlohmann::json::error_handler_t::replace)));
   std::vector<int32_t> tokens;
-  RETURN_IF_ERROR(tokenizer_->encode(text, {.special = true}, tokens));
+  RETURN_IF_ERROR(
+      tokenizer_->encode(text, {.special = true, .continued = true}, tokens));
   if (tokens.empty())
     return invalid_argument(
         "the chat template makes no text of this conversation");

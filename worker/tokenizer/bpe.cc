@@ -54,8 +54,9 @@ Status Bpe::index_tokens() {
   }
   if (vocabulary_.empty()) return invalid_argument("the vocabulary is empty");
   for (size_t b = 0; b < bytes_.size(); ++b)
-    bytes_[b] = find(model_.byte_level ? std::string(1, static_cast<char>(b))
-                                       : fmt::format("<0x{:02X}>", b));
+    bytes_[b] = model_.byte_level ? find(std::string(1, static_cast<char>(b)))
+                : model_.byte_fallback ? find(fmt::format("<0x{:02X}>", b))
+                                       : -1;
   return ok_status();
 }
 
@@ -119,22 +120,32 @@ Status Bpe::encode(std::string_view piece, Scratch& scratch,
 }
 
 Status Bpe::start(std::string_view piece, std::vector<int32_t>& ids) const {
+  bool unknown = false;
   while (!piece.empty()) {
     const std::string_view character =
         piece.substr(0, model_.byte_level ? 1 : first_char(piece).length);
     piece.remove_prefix(character.size());
+    const bool follows_unknown = std::exchange(unknown, false);
     const int32_t id = model_.byte_level ? -1 : find(character);
     if (id >= 0) {
       ids.push_back(id);
       continue;
     }
-    for (const char c : character) {
-      const auto b = static_cast<unsigned char>(c);
-      if (bytes_[b] < 0)
-        return invalid_argument(
-            fmt::format("the vocabulary has no token for the byte {}", b));
-      ids.push_back(bytes_[b]);
+    const auto token_of = [&](char c) {
+      return bytes_[static_cast<unsigned char>(c)];
+    };
+    const auto missing = std::find_if(character.begin(), character.end(),
+                                      [&](char c) { return token_of(c) < 0; });
+    if (missing == character.end()) {
+      for (const char c : character) ids.push_back(token_of(c));
+      continue;
     }
+    if (model_.unknown < 0)
+      return invalid_argument(
+          fmt::format("the vocabulary has no token for the byte {}",
+                      static_cast<unsigned char>(*missing)));
+    unknown = true;
+    if (!follows_unknown || !model_.fuse_unknown) ids.push_back(model_.unknown);
   }
   return ok_status();
 }

@@ -34,9 +34,15 @@ struct BpeModel {
   std::vector<std::string> tokens;  // by id; empty: no such token
   std::vector<Merge> merges;
   // A piece begins as bytes, which have tokens of one byte; otherwise as
-  // characters, or, if they have no token, as the tokens <0x00> to <0xFF> of
-  // their bytes.
+  // characters.
   bool byte_level = false;
+  // Characters without a token become the tokens <0x00> to <0xFF> of their
+  // bytes.
+  bool byte_fallback = true;
+  // What stands for any other character or byte without a token; -1: there must
+  // be none. With fuse_unknown one stands for all that follow each other.
+  int32_t unknown = -1;
+  bool fuse_unknown = false;
   // A piece that is a token becomes it, even if no merges lead there.
   bool ignore_merges = false;
 };
@@ -66,7 +72,8 @@ class Bpe {
   // are equal, or if there are no tokens.
   static Result<Bpe> make(BpeModel model);
 
-  // Appends the tokens of the piece. Fails if a byte has none.
+  // Appends the tokens of the piece. Fails if a byte or character has none and
+  // no token is for unknown ones.
   // REQUIRES: less than 2^31 bytes.
   Status encode(std::string_view piece, Scratch& scratch,
                 std::vector<int32_t>& out) const;

@@ -3,7 +3,6 @@
 #include <fmt/format.h>
 
 #include <algorithm>
-#include <bitset>
 #include <set>
 #include <utility>
 
@@ -21,7 +20,7 @@ const char kLlama3Pattern[] =
 
 namespace {
 
-// Keeps positions within 31 bits, whatever a step adds to a text.
+// Positions stay within 31 bits, where every space becomes a mark, too.
 constexpr size_t kMaxText = size_t{1} << 29;
 // A piece never continues before a space, if no token does.
 constexpr char kBeforeMarks[] = "\u2581*[^\u2581]+|\u2581+";
@@ -29,10 +28,10 @@ constexpr char kBeforeMarks[] = "\u2581*[^\u2581]+|\u2581+";
 class PipelineTokenizer final : public Tokenizer {
  public:
   explicit PipelineTokenizer(Pipeline p) : p_(std::move(p)) {
-    for (const auto& [text, token] : p_.added) {
-      first_bytes_.set(static_cast<unsigned char>(text.at(0)));
-      added_ids_.insert(token.id);
-    }
+    for (const auto& [text, token] : p_.added.tokens())
+      given_ids_.insert(token.id);
+    for (const auto& [text, token] : p_.normalized_added.tokens())
+      normalized_ids_.insert(token.id);
   }
 
   std::string id() const override { return p_.id; }
@@ -40,11 +39,14 @@ class PipelineTokenizer final : public Tokenizer {
     return static_cast<int64_t>(p_.decoded.size());
   }
   int32_t end_of_text() const override { return p_.end_of_text; }
-  bool adds_space() const override {
-    return p_.prefix != Pipeline::Prefix::kNone;
-  }
+  bool adds_space() const override { return p_.adds_space; }
+  std::string changes() const override { return p_.changes; }
   bool is_added(int32_t token) const override {
-    return added_ids_.contains(token);
+    return given_ids_.contains(token) || normalized_ids_.contains(token);
+  }
+  bool restarts_after(int32_t token) const override {
+    return given_ids_.contains(token) ||
+           (p_.restarts && normalized_ids_.contains(token));
   }
 
   Result<std::string_view> token_bytes(int32_t token) const override {
@@ -61,12 +63,14 @@ class PipelineTokenizer final : public Tokenizer {
       return invalid_argument(fmt::format(
           "text of {} bytes: at most {} at once", text.size(), kMaxText));
     Scratch scratch{.bpe = Bpe::Scratch(text.size())};
-    if (p_.added_have_marks && options.special)
-      return encode_between_special(text, options, scratch, out);
-    std::string marked;
-    if (p_.added_have_marks)
-      text = marked = mark_spaces(text, options.continues, !options.continues);
-    return encode_between_added(text, options, options.special, scratch, out);
+    return p_.added.divide(
+        text, options.special, out,
+        [&](std::string_view part, bool after, bool before) {
+          const TextEdges edges{
+              .begins = after || !options.continues || options.after_added,
+              .ends = before || !options.continued};
+          return encode_between(part, edges, after, options, scratch, out);
+        });
   }
 
  private:
@@ -75,124 +79,29 @@ class PipelineTokenizer final : public Tokenizer {
     Bpe::Scratch bpe;
   };
 
-  // Whether a mark is added before a text between added tokens.
-  bool begins(bool first, const EncodeOptions& options) const {
-    const bool after_token = p_.prefix == Pipeline::Prefix::kText;
-    if (!first) return after_token;
-    return !options.continues || (options.after_added && after_token);
-  }
-
-  // Special tokens have no marks in their texts: they are found before spaces
-  // are marked, and what is between them is marked like texts of their own.
-  Status encode_between_special(std::string_view text,
-                                const EncodeOptions& options, Scratch& scratch,
-                                std::vector<int32_t>& out) const {
-    bool continues = options.continues && !options.after_added;
-    size_t begin = 0;
-    const auto part = [&](size_t end) {
-      if (begin == end) return ok_status();
-      const std::string marked =
-          mark_spaces(text.substr(begin, end - begin), continues, !continues);
-      return encode_between_added(marked, options, /*special=*/false, scratch,
-                                  out);
-    };
-    for (size_t at = 0; at < text.size();) {
-      const auto* found = first_bytes_[static_cast<unsigned char>(text[at])]
-                              ? added_at(text.substr(at), /*special=*/true)
-                              : nullptr;
-      if (found == nullptr || !found->second.special) {
-        ++at;
-        continue;
-      }
-      RETURN_IF_ERROR(part(at));
-      out.push_back(found->second.id);
-      begin = at += found->first.size();
-      continues = false;
-    }
-    return part(text.size());
-  }
-
-  Status encode_between_added(std::string_view text,
-                              const EncodeOptions& options, bool special,
-                              Scratch& scratch,
-                              std::vector<int32_t>& out) const {
-    bool first = true;
-    size_t begin = 0;  // of the text after the last token
-    for (size_t at = 0; at < text.size();) {
-      const auto* found = first_bytes_[static_cast<unsigned char>(text[at])]
-                              ? added_at(text.substr(at), special)
-                              : nullptr;
-      if (found == nullptr) {
-        ++at;
-        continue;
-      }
-      const AddedToken& token = found->second;
-      std::string_view before = text.substr(begin, at - begin);
-      if (token.strip_left) before.remove_suffix(trailing_space(before));
-      RETURN_IF_ERROR(encode_between(before, first, options, scratch, out));
-      out.push_back(token.id);
-      first = false;
-      at += found->first.size();
-      if (token.strip_right) at += leading_space(text.substr(at));
-      begin = at;
-    }
-    return encode_between(text.substr(begin), first, options, scratch, out);
-  }
-
-  // The longest added token that the text begins with, or null. Every token
-  // that is a prefix of the text is one of the last token before the text, too.
-  const AddedTokens::value_type* added_at(std::string_view text,
-                                          bool special) const {
-    while (!text.empty()) {
-      auto it = p_.added.upper_bound(text);
-      if (it == p_.added.begin()) return nullptr;
-      --it;
-      const size_t common =
-          static_cast<size_t>(std::mismatch(text.begin(), text.end(),
-                                            it->first.begin(), it->first.end())
-                                  .first -
-                              text.begin());
-      if (common == it->first.size() && (special || !it->second.special))
-        return &*it;
-      text = text.substr(0, std::min(common, text.size() - 1));
-    }
-    return nullptr;
-  }
-
-  Status encode_between(std::string_view text, bool first,
-                        const EncodeOptions& options, Scratch& scratch,
-                        std::vector<int32_t>& out) const {
-    if (text.empty()) return ok_status();
+  // `after_added`: an added token is in front of the text.
+  Status encode_between(std::string_view text, TextEdges edges,
+                        bool after_added, const EncodeOptions& options,
+                        Scratch& scratch, std::vector<int32_t>& out) const {
     std::string normal;
-    if (p_.nfc) text = normal = to_nfc(text);
-    std::string marked;
-    if (p_.marks_spaces && !p_.added_have_marks)
-      text = marked =
-          mark_spaces(text, /*continues=*/true, begins(first, options));
-    return encode_pieces(text, 0, scratch, out);
+    RETURN_IF_ERROR(
+        apply_steps(p_.normalizer, edges, scratch.matcher, &text, &normal));
+    return p_.normalized_added.divide(
+        text, options.special, out,
+        [&](std::string_view part, bool after, bool /*before*/) -> Status {
+          std::string prefixed;
+          RETURN_IF_ERROR(apply_steps(
+              p_.prefix, {.begins = begins(after_added || after, options)},
+              scratch.matcher, &part, &prefixed));
+          return encode_pieces(part, 0, scratch, out);
+        });
   }
 
-  // The text with marks for spaces, and one before it if `begins`. continues:
-  // the text is not the beginning of a document.
-  std::string mark_spaces(std::string_view text, bool continues,
-                          bool begins) const {
-    const std::string_view mark = kSpaceMark;
-    std::string out;
-    out.reserve(text.size() + text.size() / 2);
-    bool after_space = !continues;
-    for (const char c : text) {
-      if (p_.removes_spaces && after_space && c == ' ') continue;
-      after_space = c == ' ';
-      if (c == ' ')
-        out += mark;
-      else
-        out += c;
-    }
-    while (p_.removes_spaces && out.ends_with(mark))
-      out.resize(out.size() - mark.size());
-    if (begins && p_.prefix != Pipeline::Prefix::kNone && !out.empty())
-      out.insert(0, mark);
-    return out;
+  // Whether a text begins there for the steps of `prefix`.
+  bool begins(bool after_added, const EncodeOptions& options) const {
+    return after_added || (options.continues && options.after_added)
+               ? p_.restarts
+               : !options.continues;
   }
 
   Status encode_pieces(std::string_view text, size_t split, Scratch& scratch,
@@ -214,14 +123,17 @@ class PipelineTokenizer final : public Tokenizer {
   }
 
   Pipeline p_;
-  std::bitset<256> first_bytes_;  // of added tokens
-  std::set<int32_t> added_ids_;
+  std::set<int32_t> given_ids_, normalized_ids_;  // of added tokens
 };
 
 }  // namespace
 
 Status divide_before_marks(const BpeModel& bpe, Pipeline* pipeline) {
-  if (bpe.ignore_merges) return ok_status();
+  // Marks without a token may be joined to unknown characters around them.
+  if (bpe.ignore_merges || (bpe.unknown >= 0 && bpe.fuse_unknown &&
+                            std::find(bpe.tokens.begin(), bpe.tokens.end(),
+                                      kSpaceMark) == bpe.tokens.end()))
+    return ok_status();
   for (const BpeModel::Merge& m : bpe.merges) {
     std::string_view token = bpe.tokens[static_cast<size_t>(m.result)];
     while (token.starts_with(kSpaceMark))

@@ -118,6 +118,12 @@ Matcher::~Matcher() {
   pcre2_match_data_free(static_cast<pcre2_match_data*>(data_));
 }
 
+bool Regex::may_match_nothing() const {
+  uint32_t may = 0;
+  (void)pcre2_pattern_info(code_->code, PCRE2_INFO_MATCHEMPTY, &may);
+  return may != 0;
+}
+
 size_t Regex::matchable_prefix(std::string_view text) const {
   return code_->utf ? valid_prefix(text) : text.size();
 }

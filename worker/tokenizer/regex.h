@@ -46,6 +46,9 @@ class Regex {
   // The pattern sees bytes instead of characters.
   static Result<Regex> compile_for_bytes(const std::string& pattern);
 
+  // Whether it matches, perhaps, where there is no text.
+  bool may_match_nothing() const;
+
   // Calls found(begin, end), which may fail, for every match that is not empty,
   // from left to right. Fails if a match takes more steps or memory than is
   // reasonable for a tokenizer. `found` may use the matcher for other matches.

@@ -110,7 +110,7 @@ std::string decoded(const Piece& p) {
 // All pairs of pieces that together are a piece, that of the highest score
 // first.
 Result<std::vector<BpeModel::Merge>> merges_of(const Model& m, const Ids& ids,
-                                               const AddedTokens& added) {
+                                               const AddedTokens& symbols) {
   std::vector<float> scores;
   for (const auto& [text, id] : ids) scores.push_back(-m.pieces(id).score());
   std::sort(scores.begin(), scores.end());
@@ -128,9 +128,7 @@ Result<std::vector<BpeModel::Merge>> merges_of(const Model& m, const Ids& ids,
       const std::string_view character = text.substr(at, cut - at);
       // Without a piece of its own a character is bytes, which do not merge;
       // a user's symbol does not merge either.
-      const auto symbol = added.find(character);
-      if (!ids.contains(character) &&
-          (symbol == added.end() || symbol->second.special))
+      if (!ids.contains(character) && !symbols.contains(character))
         return unsupported(
             fmt::format("piece {}, with a character that is no piece,", i));
       const auto left = ids.find(text.substr(0, cut));
@@ -145,32 +143,48 @@ Result<std::vector<BpeModel::Merge>> merges_of(const Model& m, const Ids& ids,
   return merges;
 }
 
-// The tokens that are found in the text before anything else. They are found
-// after spaces have become marks, so a user's symbols may begin with the mark
-// that is added before a document.
-AddedTokens added_tokens(const Model& m) {
-  AddedTokens added;
-  for (int i = 0; i < m.pieces_size(); ++i) {
-    const Piece& p = m.pieces(i);
-    if (p.type() == Piece::USER_DEFINED || p.type() == Piece::CONTROL)
-      added.try_emplace(
-          p.piece(),
-          AddedToken{.id = i, .special = p.type() == Piece::CONTROL});
+// Leaves one of several spaces, and none at the ends of a text. A mark that is
+// written out at its end is a space, too.
+Status remove_spaces(TextEdges edges, Matcher&, std::string& text) {
+  const std::string_view mark = kSpaceMark;
+  std::string out;
+  bool after_space = edges.begins;
+  for (const char c : text) {
+    if (c != ' ' || !after_space) out += c;
+    after_space = c == ' ';
   }
-  return added;
+  while (edges.ends && (out.ends_with(' ') || out.ends_with(mark)))
+    out.resize(out.size() - (out.ends_with(' ') ? 1 : mark.size()));
+  text = std::move(out);
+  return ok_status();
+}
+
+Pipeline pipeline_of(const Model& m, std::string id) {
+  Pipeline p{.id = std::move(id), .end_of_text = -1};
+  const auto& normalizer = m.normalizer_spec();
+  if (normalizer.remove_extra_whitespaces()) {
+    p.normalizer.emplace_back(remove_spaces);
+    p.changes = "remove_extra_whitespaces";
+  }
+  p.normalizer.push_back(replace(" ", kSpaceMark));
+  p.adds_space = normalizer.add_dummy_prefix();
+  if (p.adds_space) p.normalizer.push_back(prepend(kSpaceMark));
+  // Texts of symbols have marks. They may begin with the one that is added
+  // before a document.
+  for (int i = 0; i < m.pieces_size(); ++i) {
+    const Piece& piece = m.pieces(i);
+    if (piece.type() == Piece::CONTROL)
+      p.added.add(piece.piece(), {.id = i, .special = true});
+    else if (piece.type() == Piece::USER_DEFINED)
+      p.normalized_added.add(piece.piece(), {.id = i});
+  }
+  return p;
 }
 
 Result<std::unique_ptr<Tokenizer>> build(const Model& m, std::string id) {
   RETURN_IF_ERROR(check_kind(m));
-  Pipeline p{.id = std::move(id),
-             .end_of_text = -1,
-             .added = added_tokens(m),
-             .marks_spaces = true,
-             .removes_spaces = m.normalizer_spec().remove_extra_whitespaces(),
-             .added_have_marks = true};
-  if (m.normalizer_spec().add_dummy_prefix())
-    p.prefix = Pipeline::Prefix::kDocument;
   ASSIGN_OR_RETURN(const Ids ids, ids_of(m));
+  Pipeline p = pipeline_of(m, std::move(id));
   BpeModel bpe;
   for (int i = 0; i < m.pieces_size(); ++i) {
     const Piece& piece = m.pieces(i);
@@ -184,7 +198,7 @@ Result<std::unique_ptr<Tokenizer>> build(const Model& m, std::string id) {
   }
   if (p.end_of_text < 0)
     return invalid_argument("no control piece ends a document (eos_piece)");
-  ASSIGN_OR_RETURN(bpe.merges, merges_of(m, ids, p.added));
+  ASSIGN_OR_RETURN(bpe.merges, merges_of(m, ids, p.normalized_added));
   RETURN_IF_ERROR(divide_before_marks(bpe, &p));
   ASSIGN_OR_RETURN(p.bpe, Bpe::make(std::move(bpe)));
   return make_tokenizer(std::move(p));

@@ -132,8 +132,8 @@ Result<std::unique_ptr<Tokenizer>> build(std::string_view text) {
   p.decoded.resize(ranks + known->others);
   for (const auto& [name, after] : known->special) {
     p.decoded[ranks + after] = name;
-    p.added[name] = {.id = static_cast<int32_t>(ranks + after),
-                     .special = true};
+    p.added.add(name,
+                {.id = static_cast<int32_t>(ranks + after), .special = true});
   }
   std::vector<BpeModel::Merge> merges = merges_of(tokens);
   ASSIGN_OR_RETURN(p.bpe, Bpe::make({.tokens = std::move(tokens),

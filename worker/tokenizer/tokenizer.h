@@ -5,8 +5,9 @@
 //
 // Text is a sequence of bytes, usually UTF-8. For the tokenizers that can
 // represent every byte (bytes, byte-level BPE, and BPE with byte fallback),
-// decode(encode(x)) == x for any bytes x, except that a normalizer may change
-// x. No token joins bytes that are not UTF-8 to characters beside them.
+// decode(encode(x)) == x for any bytes x, except that a tokenizer may change x
+// first (changes()). No token joins bytes that are not UTF-8 to characters
+// beside them.
 #pragma once
 
 #include <cstdint>
@@ -26,9 +27,11 @@ struct EncodeOptions {
   bool special = false;
   // The text continues a document, so that no space is added before it.
   bool continues = false;
-  // What it continues ends with an added token (is_added()), after which some
-  // tokenizers add a space again.
+  // What it continues ends with a token after which a text begins again
+  // (restarts_after()), so that some tokenizers add a space.
   bool after_added = false;
+  // More of the document follows, so that the text does not end there.
+  bool continued = false;
 };
 
 class Tokenizer {
@@ -52,6 +55,12 @@ class Tokenizer {
   virtual bool adds_space() const { return false; }
   // Whether a token is found in a text by itself, before the text is divided.
   virtual bool is_added(int32_t /*token*/) const { return false; }
+  // Whether what follows such a token is encoded like a text of its own.
+  virtual bool restarts_after(int32_t /*token*/) const { return false; }
+  // What decode() cannot undo of encode(), as the file of the tokenizer names
+  // it: "Lowercase, Strip"; "" if nothing. Not NFC and NFD, which leave a text
+  // the same to its readers.
+  virtual std::string changes() const { return ""; }
 
   // The text of `tokens`; end_of_text() becomes a line "<|endoftext|>". Fails
   // on a token outside the vocabulary.

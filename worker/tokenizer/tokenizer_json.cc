@@ -2,14 +2,15 @@
 
 #include <fmt/format.h>
 
-#include <cctype>
 #include <nlohmann/json.hpp>
 #include <span>
 #include <unordered_map>
 #include <utility>
 
 #include "proto/base/json_depth.h"
+#include "proto/base/text.h"
 #include "proto/base/xxh3.h"
+#include "worker/tokenizer/components.h"
 #include "worker/tokenizer/pipeline.h"
 #include "worker/tokenizer/unicode.h"
 
@@ -26,210 +27,7 @@ constexpr const char* kEnds[] = {"<|endoftext|>",
                                  "<eos>",
                                  "<\uFF5Cend\u2581of\u2581sentence\uFF5C>",
                                  "<EOS_TOKEN>"};
-constexpr int kMaxDepth = 8;  // of sequences in sequences
 constexpr int kMaxJsonDepth = 64;
-// char::is_ascii_punctuation and the Unicode category P.
-constexpr char kPunctuation[] = R"([!-/:-@\[-`{-~\p{P}])";
-// The bytes whose characters in the alphabet are in the category N.
-constexpr char kDigitBytes[] = R"([0-9\xB2\xB3\xB9\xBC-\xBE])";
-
-// The value, shortened for a message.
-std::string shown(const Json& json) {
-  constexpr size_t kMost = 200;
-  std::string text = json.dump(-1, ' ', true);
-  return text.size() <= kMost ? text : text.substr(0, kMost) + "...";
-}
-
-Status unsupported(const std::string& component, const Json& json) {
-  return invalid_argument(fmt::format(
-      "{} {} is not supported: expected BPE as GPT-2, Llama, Mistral, Qwen, "
-      "Gemma or Phi-3 has it",
-      component, shown(json)));
-}
-
-// Calls visit(json, kind) for the component, or for each in a Sequence, whose
-// list has the name `key`. Null is no component.
-template <typename Visit>
-Status for_each_component(const Json& json, const char* key, const Visit& visit,
-                          int depth = 0) {
-  if (json.is_null()) return ok_status();
-  const auto kind = json.at("type").get<std::string>();
-  if (kind != "Sequence") return visit(json, kind);
-  if (depth >= kMaxDepth)
-    return invalid_argument(fmt::format(
-        "{}: more than {} sequences in one another", key, kMaxDepth));
-  for (const Json& item : json.at(key))
-    RETURN_IF_ERROR(for_each_component(item, key, visit, depth + 1));
-  return ok_status();
-}
-
-// Whether the component replaces the string `from` by `to`.
-bool replaces(const Json& json, const char* from, const char* to) {
-  return json.at("pattern").value("String", "") == from &&
-         json.at("content").get<std::string>() == to;
-}
-
-Status parse_normalizer(const Json& json, Pipeline& p) {
-  const auto visit = [&](const Json& item, const std::string& kind) -> Status {
-    if (kind == "NFC")
-      p.nfc = true;
-    else if (kind == "Prepend" &&
-             item.at("prepend").get<std::string>() == kSpaceMark)
-      p.prefix = Pipeline::Prefix::kText;
-    else if (kind == "Replace" && replaces(item, " ", kSpaceMark))
-      p.marks_spaces = true;
-    else
-      return unsupported("normalizer", item);
-    return ok_status();
-  };
-  return for_each_component(json, "normalizers", visit);
-}
-
-// prepend_scheme, or add_prefix_space of older files.
-Result<Pipeline::Prefix> parse_prefix(const Json& json) {
-  using Prefix = Pipeline::Prefix;
-  if (json.value("replacement", kSpaceMark) != kSpaceMark)
-    return unsupported("Metaspace", json);
-  const auto scheme =
-      json.value("prepend_scheme",
-                 json.value("add_prefix_space", true) ? "always" : "never");
-  if (scheme == "always") return Prefix::kText;
-  if (scheme == "first") return Prefix::kDocument;
-  if (scheme == "never") return Prefix::kNone;
-  return unsupported("Metaspace", json);
-}
-
-// A pattern that matches this text alone.
-std::string literal(const std::string& text) {
-  std::string out;
-  for (const char c : text) {
-    if (std::ispunct(static_cast<unsigned char>(c)) != 0) out += '\\';
-    out += c;
-  }
-  return out;
-}
-
-// A Split as the pattern whose matches are pieces, as what is between them is.
-// Possessive repeats need no memory for each character.
-Result<std::string> parse_split(const Json& json) {
-  const Json& given = json.at("pattern");
-  const std::string pattern =
-      given.contains("Regex") ? given.at("Regex").get<std::string>()
-                              : literal(given.at("String").get<std::string>());
-  const auto behavior = json.value("behavior", "Isolated");
-  const bool invert = json.value("invert", false);
-  if (behavior == "Isolated" || (behavior == "Removed" && invert))
-    return pattern;
-  const std::string match = "(?:" + pattern + ")";
-  if (behavior == "Contiguous") return match + "++";
-  if (behavior == (invert ? "MergedWithNext" : "MergedWithPrevious"))
-    return R"([\s\S]*?)" + match + R"(|[\s\S]+)";
-  if (behavior == (invert ? "MergedWithPrevious" : "MergedWithNext"))
-    return match + "(?:(?!" + match + R"()[\s\S])*+)";
-  return unsupported("pre_tokenizer", json);
-}
-
-// The pattern that one pre-tokenizer isolates; "" if it does not divide.
-Result<std::string> parse_pattern(const Json& json, const std::string& kind,
-                                  const Pipeline& p, bool byte_level) {
-  if (kind == "ByteLevel") {
-    if (json.value("add_prefix_space", true))
-      return unsupported("pre_tokenizer", json);
-    return std::string(json.value("use_regex", true) ? kGpt2Pattern : "");
-  }
-  if (kind == "Digits")
-    return (byte_level ? std::string(kDigitBytes) : R"(\p{N})") +
-           (json.value("individual_digits", false) ? "" : "+");
-  const auto behavior = json.value("behavior", "Isolated");
-  if (kind == "Punctuation" && behavior == "Isolated")
-    return std::string(kPunctuation);
-  if (kind == "Punctuation" && behavior == "Contiguous")
-    return std::string(kPunctuation) + "+";
-  if (kind == "Split" && json.at("pattern").value("String", "") == " " &&
-      p.marks_spaces)
-    return std::string();  // no space is left
-  if (kind == "Split") return parse_split(json);
-  return unsupported("pre_tokenizer", json);
-}
-
-Status parse_pre_tokenizer(const Json& json, Pipeline& p, bool& byte_level) {
-  byte_level = false;
-  const auto visit = [&](const Json& item, const std::string& kind) -> Status {
-    if (kind == "Metaspace" && !byte_level && !p.marks_spaces &&
-        p.splits.empty()) {
-      p.marks_spaces = true;
-      ASSIGN_OR_RETURN(p.prefix, parse_prefix(item));
-      if (item.value("split", true)) {
-        ASSIGN_OR_RETURN(Regex regex, Regex::compile("\u2581[^\u2581]*"));
-        p.splits.push_back(std::move(regex));
-      }
-      return ok_status();
-    }
-    ASSIGN_OR_RETURN(const std::string pattern,
-                     parse_pattern(item, kind, p, byte_level));
-    // After ByteLevel, patterns see bytes in their alphabet. Those of digits
-    // match the same in the bytes themselves.
-    if (byte_level && kind != "Digits" &&
-        pattern.find_first_not_of("[-]0123456789") != std::string::npos)
-      return unsupported("after ByteLevel, pre_tokenizer", item);
-    if (!pattern.empty()) {
-      ASSIGN_OR_RETURN(Regex regex, byte_level
-                                        ? Regex::compile_for_bytes(pattern)
-                                        : Regex::compile(pattern));
-      p.splits.push_back(std::move(regex));
-    }
-    byte_level = byte_level || kind == "ByteLevel";
-    return ok_status();
-  };
-  return for_each_component(json, "pretokenizers", visit);
-}
-
-// Checks that the decoder undoes the other components.
-Status check_decoder(const Json& json, const Pipeline& p, bool byte_level) {
-  bool bytes = false;
-  bool marks = false;
-  bool prefix = false;
-  const auto visit = [&](const Json& item, const std::string& kind) -> Status {
-    if (kind == "ByteLevel") {
-      bytes = true;
-    } else if (kind == "Replace" && replaces(item, kSpaceMark, " ")) {
-      marks = true;
-    } else if (kind == "Strip" && item.at("content") == " " &&
-               item.at("start") == 1 && item.at("stop") == 0) {
-      prefix = true;
-    } else if (kind == "Metaspace") {
-      marks = true;
-      ASSIGN_OR_RETURN(const auto kept, parse_prefix(item));
-      prefix = kept != Pipeline::Prefix::kNone;
-    } else if (kind != "ByteFallback" && kind != "Fuse") {
-      return unsupported("decoder", item);
-    }
-    return ok_status();
-  };
-  RETURN_IF_ERROR(for_each_component(json, "decoders", visit));
-  if (bytes != byte_level || marks != p.marks_spaces ||
-      prefix != (p.prefix != Pipeline::Prefix::kNone))
-    return invalid_argument(fmt::format(
-        "decoder {}: does not undo the normalizer and the pre_tokenizer",
-        json.dump()));
-  return ok_status();
-}
-
-// Sets nfc, marks_spaces, prefix and splits of the pipeline, and whether the
-// model sees bytes in their alphabet.
-Status parse_components(const Json& file, Pipeline& p, bool& byte_level) {
-  static const Json kNull;
-  const auto component = [&](const char* key) -> const Json& {
-    return file.contains(key) ? file[key] : kNull;
-  };
-  RETURN_IF_ERROR(parse_normalizer(component("normalizer"), p));
-  RETURN_IF_ERROR(
-      parse_pre_tokenizer(component("pre_tokenizer"), p, byte_level));
-  if (p.marks_spaces ? byte_level : p.prefix != Pipeline::Prefix::kNone)
-    return unsupported("with ByteLevel, or without Replace, U+2581 in",
-                       component("normalizer"));
-  return check_decoder(component("decoder"), p, byte_level);
-}
 
 // The largest vocabularies have some 260,000 tokens.
 constexpr int64_t kMaxId = (int64_t{1} << 22) - 1;
@@ -275,7 +73,7 @@ bool is_set(const Json& json, const char* key) {
          json[key] != "" && json[key] != 0;
 }
 
-Status check_model_kind(const Json& model, bool byte_level) {
+Status check_model_kind(const Json& model) {
   const char* otherwise = model.contains("merges") ? "BPE" : "";
   if (model.value("type", otherwise) != "BPE")
     return unsupported("model", model.value("type", otherwise));
@@ -283,8 +81,6 @@ Status check_model_kind(const Json& model, bool byte_level) {
        {"continuing_subword_prefix", "end_of_word_suffix", "dropout"})
     if (is_set(model, key))
       return unsupported(fmt::format("model: {}", key), model[key]);
-  if (!byte_level && !is_set(model, "byte_fallback"))
-    return unsupported("model: without ByteLevel, byte_fallback", false);
   return ok_status();
 }
 
@@ -324,6 +120,19 @@ Result<BpeModel> parse_model(const Json& model, const Vocabulary& vocabulary,
   BpeModel bpe;
   bpe.byte_level = byte_level;
   bpe.ignore_merges = is_set(model, "ignore_merges");
+  bpe.byte_fallback = is_set(model, "byte_fallback");
+  bpe.fuse_unknown = is_set(model, "fuse_unk");
+  // Some files name one that they do not have.
+  if (is_set(model, "unk_token"))
+    if (const auto unknown =
+            vocabulary.find(model["unk_token"].get<std::string>());
+        unknown.ok())
+      bpe.unknown = *unknown;
+  if (!byte_level && !bpe.byte_fallback && bpe.unknown < 0)
+    return unsupported(
+        "model: without ByteLevel, and without byte_fallback and unk_token, "
+        "BPE",
+        model.value("unk_token", Json()));
   // A name outside the alphabet is that of an added token.
   for (const std::string& name : vocabulary.names)
     bpe.tokens.push_back(byte_level ? from_alphabet(name) : name);
@@ -336,61 +145,94 @@ Result<BpeModel> parse_model(const Json& model, const Vocabulary& vocabulary,
   return bpe;
 }
 
-Status parse_added(const Json& list, Vocabulary& vocabulary, Pipeline& p) {
+// By id: the text that is found, which the decoder sees, or of a special token
+// does not.
+struct Found {
+  std::string text;
+  bool special = false;
+};
+using FoundById = std::unordered_map<int32_t, Found>;
+
+Result<FoundById> parse_added(const Json& list, Vocabulary& vocabulary,
+                              Pipeline& p) {
+  FoundById out;
+  Matcher matcher;
   for (const Json& item : list) {
-    const auto text = item.at("content").get<std::string>();
-    RETURN_IF_ERROR(vocabulary.add(text, item.at("id")));
-    if (text.empty()) continue;
-    const bool special = is_set(item, "special");
-    if (is_set(item, "single_word") || (!special && (p.nfc || p.marks_spaces) &&
-                                        item.value("normalized", true)))
-      return unsupported("with single_word or a normalizer, added token", item);
-    p.added[text] = {*vocabulary.find(text), special, is_set(item, "lstrip"),
-                     is_set(item, "rstrip")};
+    const auto content = item.at("content").get<std::string>();
+    RETURN_IF_ERROR(vocabulary.add(content, item.at("id")));
+    if (content.empty()) continue;
+    ASSIGN_OR_RETURN(const int32_t id, vocabulary.find(content));
+    const AddedToken token{.id = id,
+                           .special = is_set(item, "special"),
+                           .strip_left = is_set(item, "lstrip"),
+                           .strip_right = is_set(item, "rstrip"),
+                           .single_word = is_set(item, "single_word")};
+    const bool normalized = !token.special && item.value("normalized", true);
+    std::string_view text = content;
+    std::string held;
+    if (normalized)
+      RETURN_IF_ERROR(apply_steps(p.normalizer, {}, matcher, &text, &held));
+    out[id] = {std::string(text), token.special};
+    if (text.empty()) continue;  // nothing is left to be found
+    (normalized ? p.normalized_added : p.added).add(out[id].text, token);
   }
-  return ok_status();
+  return out;
 }
 
-// The bytes that a token stands for.
-std::string decode_token(const std::string& name, const BpeModel& model,
-                         bool marks_spaces) {
-  if (model.byte_level) return from_alphabet(name);
-  if (const auto byte = byte_of(name)) return std::string(1, *byte);
-  return marks_spaces ? unmark_spaces(name) : name;
+// The bytes that each token stands for.
+Status decode_tokens(const Vocabulary& vocabulary, const FoundById& added,
+                     const BpeModel& model, const Components& c, Pipeline& p) {
+  Matcher matcher;
+  for (size_t id = 0; id < vocabulary.names.size(); ++id) {
+    const auto found = added.find(static_cast<int32_t>(id));
+    std::string_view text =
+        found == added.end() ? vocabulary.names[id] : found->second.text;
+    std::string held;
+    if (found == added.end() || !found->second.special)
+      RETURN_IF_ERROR(apply_steps(c.decoder, {}, matcher, &text, &held));
+    if (text.size() > kMaxTokenBytes)
+      return invalid_argument(
+          fmt::format("token {}: stands for {} bytes; at most {} are allowed",
+                      id, text.size(), kMaxTokenBytes));
+    std::string bytes(text);
+    if (found != added.end())
+      p.decoded.push_back(std::move(bytes));
+    else if (model.byte_level)
+      p.decoded.push_back(from_alphabet(bytes));
+    else if (const auto byte = byte_of(bytes); byte && model.byte_fallback)
+      p.decoded.emplace_back(1, *byte);
+    else
+      p.decoded.push_back(std::move(bytes));
+  }
+  return ok_status();
 }
 
 Result<std::unique_ptr<Tokenizer>> build(const Json& json, std::string id) {
   Pipeline p;
   p.id = std::move(id);
-  bool byte_level = false;
-  RETURN_IF_ERROR(parse_components(json, p, byte_level));
+  ASSIGN_OR_RETURN(Components c, parse_components(json, p));
   const Json& model = json.at("model");
-  RETURN_IF_ERROR(check_model_kind(model, byte_level));
+  RETURN_IF_ERROR(check_model_kind(model));
   Vocabulary vocabulary;
   for (const auto& [name, number] : model.at("vocab").items())
     RETURN_IF_ERROR(vocabulary.add(name, number));
-  ASSIGN_OR_RETURN(BpeModel bpe, parse_model(model, vocabulary, byte_level));
-  if (p.marks_spaces) RETURN_IF_ERROR(divide_before_marks(bpe, &p));
-  if (json.contains("added_tokens"))
-    RETURN_IF_ERROR(parse_added(json["added_tokens"], vocabulary, p));
-  for (const std::string& name : vocabulary.names) {
-    const auto added = p.added.find(name);
-    if (added == p.added.end())
-      p.decoded.push_back(decode_token(name, bpe, p.marks_spaces));
-    else  // of Gemma, runs of marks
-      p.decoded.push_back(!added->second.special && p.marks_spaces
-                              ? unmark_spaces(name)
-                              : name);
-  }
+  ASSIGN_OR_RETURN(BpeModel bpe, parse_model(model, vocabulary, c.byte_level));
+  if (bpe.unknown >= 0 && !c.byte_level && !bpe.byte_fallback)
+    c.lossy.emplace_back("unk_token");
+  p.changes = join(c.lossy);
+  if (c.marks_spaces) RETURN_IF_ERROR(divide_before_marks(bpe, &p));
+  ASSIGN_OR_RETURN(
+      const FoundById added,
+      parse_added(json.value("added_tokens", Json::array()), vocabulary, p));
+  RETURN_IF_ERROR(decode_tokens(vocabulary, added, bpe, c, p));
   ASSIGN_OR_RETURN(p.bpe, Bpe::make(std::move(bpe)));
   // A special token rather than a piece of text: Gemma has the tag </s>.
   for (const bool special : {true, false})
     for (const char* end : kEnds) {
       const auto found = vocabulary.find(end);
-      const auto added = p.added.find(end);
-      if (!found.ok() ||
-          special != (added != p.added.end() && added->second.special))
-        continue;
+      if (!found.ok()) continue;
+      const auto token = added.find(*found);
+      if (special != (token != added.end() && token->second.special)) continue;
       p.end_of_text = *found;
       return make_tokenizer(std::move(p));
     }

@@ -1,29 +1,32 @@
 // tokenizer.json: the file format of huggingface/tokenizers, for models of type
 // BPE.
 //
-//   normalizer      Sequence, NFC; and as Llama 2 has them, with U+2581 for
-//                   spaces, Prepend and Replace
+//   normalizer      Sequence, NFC, NFD, NFKC, NFKD, Lowercase, Strip, Replace
+//   of
+//                   a Regex or String; and, together with Replace of spaces by
+//                   U+2581, Prepend of one
 //   pre_tokenizer   Sequence, Metaspace, Split of a Regex or String (not one
-//                   that removes its matches), Punctuation, ByteLevel without
-//                   add_prefix_space, Digits
-//   model           BPE with byte_fallback or ByteLevel; no dropout, prefix or
-//                   suffix
+//                   that removes its matches), Punctuation, ByteLevel, Digits
+//   model           BPE with ByteLevel, byte_fallback or unk_token; no dropout,
+//                   prefix or suffix
 //   post_processor  ignored: it only adds tokens around a text
 //   decoder         Sequence, ByteLevel, Replace, ByteFallback, Fuse, Strip,
 //                   Metaspace: what undoes the components above
+//   added_tokens    special, lstrip, rstrip, single_word, normalized
 //
 // Any other kind is refused by name, and so is a token of over 1024 bytes
 // (kMaxTokenBytes). A document ends with the first of these tokens that the
 // file has: <|endoftext|>, <|end_of_text|>, </s>, <eos>, that of DeepSeek,
 // <EOS_TOKEN>.
 //
-// Three departures from the library. Special tokens are found in the text
-// before it is normalized, also if the file has them found after it. And
-// Metaspace adds its mark before any document, as SentencePiece does; the
-// library leaves it out before a space, which is lost when the tokens are
-// decoded. A Split that removes what its pattern does not match keeps it; the
-// patterns that have this, those of GPT-4 in Phi-4 and OLMo 2, match every
-// character.
+// Four departures from the library. Special tokens are found in the text
+// before it is normalized, also if the file has them found after it. Metaspace
+// adds its mark before any document, as SentencePiece does; the library leaves
+// it out before a space, which is lost when the tokens are decoded. (With
+// add_prefix_space of ByteLevel it is lost here, too.) A Split that removes
+// what its pattern does not match keeps it; the patterns that have this, those
+// of GPT-4 in Phi-4 and OLMo 2, match every character. And a character that has
+// no token is an error without unk_token, where the library leaves it out.
 #pragma once
 
 #include <memory>

@@ -40,17 +40,52 @@ constexpr std::array<int32_t, 256> kAlphabet = [] {
   return chars;
 }();
 
-// Normalization form C; nothing if it is not UTF-8. utf8proc_map() would take
-// quadratic time for many marks after one letter: it swaps neighbors.
-std::optional<std::string> composed(std::string_view run) {
-  constexpr auto kOptions =
-      static_cast<utf8proc_option_t>(UTF8PROC_STABLE | UTF8PROC_COMPOSE);
+// What \w matches.
+bool is_word(int32_t code) {
+  if (code < 0) return false;
+  const utf8proc_category_t c = utf8proc_category(code);
+  const auto within = [&](int32_t first, int32_t last) {
+    return code >= first && code <= last;
+  };
+  return (c >= UTF8PROC_CATEGORY_LU && c <= UTF8PROC_CATEGORY_NL) ||
+         c == UTF8PROC_CATEGORY_PC || within(0x200C, 0x200D) ||  // joiners
+         // Letters in circles and squares.
+         within(0x24B6, 0x24E9) || within(0x1F130, 0x1F149) ||
+         within(0x1F150, 0x1F169) || within(0x1F170, 0x1F189);
+}
+
+// The last character of `text`, like first_char().
+Char last_char(std::string_view text) {
+  size_t at = text.size() - 1;
+  while (at > 0 && text.size() - at < 4 && continues_char(text[at])) --at;
+  const Char c = first_char(text.substr(at));
+  return at + c.length == text.size() ? c : Char{};
+}
+
+void append_char(std::string& text, int32_t code) {
+  utf8proc_uint8_t buffer[4];
+  const utf8proc_ssize_t n = utf8proc_encode_char(code, buffer);
+  text.append(reinterpret_cast<const char*>(buffer), static_cast<size_t>(n));
+}
+
+utf8proc_option_t options_of(NormalForm form) {
+  const bool composes = form == NormalForm::kC || form == NormalForm::kKC;
+  const bool compatible = form == NormalForm::kKC || form == NormalForm::kKD;
+  return static_cast<utf8proc_option_t>(
+      UTF8PROC_STABLE | (composes ? UTF8PROC_COMPOSE : UTF8PROC_DECOMPOSE) |
+      (compatible ? UTF8PROC_COMPAT : 0));
+}
+
+// Nothing if it is not UTF-8. utf8proc_map() would take quadratic time for many
+// marks after one letter: it swaps neighbors.
+std::optional<std::string> normalized_run(std::string_view run,
+                                          utf8proc_option_t options) {
   std::vector<utf8proc_int32_t> chars;
   while (!run.empty()) {
     const Char c = first_char(run);
-    utf8proc_int32_t parts[8];  // Unicode guarantees at most four
+    utf8proc_int32_t parts[32];  // no character has more than 18
     const utf8proc_ssize_t n = utf8proc_decompose_char(
-        c.code, parts, std::ssize(parts), kOptions, nullptr);
+        c.code, parts, std::ssize(parts), options, nullptr);
     if (n < 0 || n > std::ssize(parts)) return std::nullopt;
     chars.insert(chars.end(), parts, parts + n);
     run.remove_prefix(c.length);
@@ -67,7 +102,7 @@ std::optional<std::string> composed(std::string_view run) {
   }
   const auto size = static_cast<utf8proc_ssize_t>(chars.size());
   chars.push_back(0);  // room for the end of the text
-  const utf8proc_ssize_t n = utf8proc_reencode(chars.data(), size, kOptions);
+  const utf8proc_ssize_t n = utf8proc_reencode(chars.data(), size, options);
   if (n < 0) return std::nullopt;
   return std::string(reinterpret_cast<const char*>(chars.data()),
                      static_cast<size_t>(n));
@@ -121,18 +156,24 @@ size_t leading_space(std::string_view text) {
 size_t trailing_space(std::string_view text) {
   size_t end = text.size();
   while (end > 0) {
-    size_t at = end - 1;
-    while (at > 0 && continues_char(text[at])) --at;
-    const Char c = first_char(text.substr(at, end - at));
-    if (!is_space(c.code) || at + c.length != end) break;
-    end = at;
+    const Char c = last_char(text.substr(0, end));
+    if (!is_space(c.code)) break;
+    end -= c.length;
   }
   return text.size() - end;
 }
 
+bool begins_in_word(std::string_view text) {
+  return !text.empty() && is_word(first_char(text).code);
+}
+bool ends_in_word(std::string_view text) {
+  return !text.empty() && is_word(last_char(text).code);
+}
+
 // ASCII does not change, except that a mark may be composed with the character
 // before it.
-std::string to_nfc(std::string_view text) {
+std::string normalized(std::string_view text, NormalForm form) {
+  const utf8proc_option_t options = options_of(form);
   std::string out;
   out.reserve(text.size());
   while (!text.empty()) {
@@ -144,21 +185,33 @@ std::string to_nfc(std::string_view text) {
     out.append(text.substr(0, plain));
     text.remove_prefix(plain);
     const std::string_view run = text.substr(0, end - text.begin());
-    const std::optional<std::string> normal = composed(run);
+    const std::optional<std::string> normal = normalized_run(run, options);
     out.append(normal ? std::string_view(*normal) : run);
     text.remove_prefix(run.size());
   }
   return out;
 }
 
+std::string lowercase(std::string_view text) {
+  std::string out;
+  out.reserve(text.size());
+  while (!text.empty()) {
+    const Char c = first_char(text);
+    if (c.code < 0)
+      out += text[0];
+    else if (c.code == 0x130)  // the only one that becomes two
+      out += "i\u0307";
+    else
+      append_char(out, utf8proc_tolower(c.code));
+    text.remove_prefix(c.length);
+  }
+  return out;
+}
+
 std::string to_alphabet(std::string_view bytes) {
   std::string text;
-  for (const char b : bytes) {
-    utf8proc_uint8_t buffer[4];
-    const utf8proc_ssize_t n =
-        utf8proc_encode_char(kAlphabet[static_cast<unsigned char>(b)], buffer);
-    text.append(reinterpret_cast<const char*>(buffer), static_cast<size_t>(n));
-  }
+  for (const char b : bytes)
+    append_char(text, kAlphabet[static_cast<unsigned char>(b)]);
   return text;
 }
 

@@ -28,9 +28,17 @@ size_t valid_prefix(std::string_view text);
 size_t leading_space(std::string_view text);
 size_t trailing_space(std::string_view text);
 
-// Normalization form C. Characters beside bytes that are not UTF-8 stay as they
-// are.
-std::string to_nfc(std::string_view text);
+// Whether `text` begins or ends with a character of a word, as \w of regular
+// expressions matches one: a letter, a mark, a decimal digit, an underscore.
+bool begins_in_word(std::string_view text);
+bool ends_in_word(std::string_view text);
+
+// The normalization forms of Unicode (Standard Annex 15). Characters beside
+// bytes that are not UTF-8 stay as they are.
+enum class NormalForm { kC, kD, kKC, kKD };
+std::string normalized(std::string_view text, NormalForm form);
+// Every character by itself in lower case, whatever is beside it.
+std::string lowercase(std::string_view text);
 
 // The alphabet has one printable character for each byte, so that a vocabulary
 // of bytes can be written as text. Bytes 33 to 126, 161 to 172 and 174 to 255

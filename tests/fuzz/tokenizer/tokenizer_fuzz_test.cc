@@ -43,7 +43,22 @@ std::vector<std::string> files() {
         {{"type", "Punctuation"}, {"behavior", "Contiguous"}},
         {{"type", "ByteLevel"}, {"add_prefix_space", false}},
         {{"type", "Digits"}, {"individual_digits", true}}}}};
-  return {sentencepiece_like().dump(), byte_level().dump(), split.dump()};
+  Json unknown = sentencepiece_like();
+  unknown["model"]["byte_fallback"] = false;
+  unknown["added_tokens"][1] = {{"id", 270},
+                                {"content", "<tool>"},
+                                {"single_word", true},
+                                {"normalized", true}};
+  unknown["normalizer"]["normalizers"].insert(
+      unknown["normalizer"]["normalizers"].begin(),
+      {{{"type", "NFKC"}},
+       {{"type", "Lowercase"}},
+       {{"type", "Strip"}, {"strip_left", true}, {"strip_right", true}},
+       {{"type", "Replace"},
+        {"pattern", {{"Regex", "[0-9]+"}}},
+        {"content", "0"}}});
+  return {sentencepiece_like().dump(), byte_level().dump(), split.dump(),
+          unknown.dump()};
 }
 
 TEST(TokenizerFuzz, TokenizerJson) {

@@ -128,6 +128,51 @@ TEST(BlockRouter, HasTextEncodedByOtherThreadsAndKeepsItsOrder) {
   EXPECT_FALSE(tokenizer.threads.contains(std::this_thread::get_id()));
 }
 
+// A tokenizer of bytes, with a normalizer.
+std::string normalizing(const std::string& normalizer) {
+  std::string json = tokenizer::Trainer::make(257)->finish().value();
+  const std::string none = "\"normalizer\": null";
+  EXPECT_NE(json.find(none), std::string::npos);
+  return json.replace(json.find(none), none.size(),
+                      "\"normalizer\": " + normalizer);
+}
+
+TEST(TokenizerDataset, WhatTheTokenizerChangesIsSaid) {
+  const TempDir dir;
+  PrepareOptions o = options(dir, "Some Text\n");
+  o.tokenizer =
+      dir.write("tokenizer.json", normalizing(R"({"type": "Lowercase"})"));
+  for (const bool again : {false, true}) {
+    ASSERT_OK_AND(const auto summary, prepare(o, *posix_file_system()));
+    EXPECT_EQ(summary.up_to_date, again);
+    EXPECT_EQ(summary.changes, "Lowercase");
+  }
+}
+
+// The pieces of a conversation are one text, from which a tokenizer strips
+// nothing in the middle.
+TEST(BlockRouter, PiecesOfAConversationContinueEachOther) {
+  const TempDir dir;
+  const auto fs = posix_file_system();
+  ASSERT_OK_AND(const auto tokenizer,
+                tokenizer::open_tokenizer(dir.write(
+                    "t.json", normalizing(R"({"type": "Strip", )"
+                                          R"("strip_left": true, )"
+                                          R"("strip_right": true})"))));
+  SplitWriter train(*fs, dir.path(), "train", *tokenizer, 1 << 20, true);
+  SplitWriter val(*fs, dir.path(), "val", *tokenizer, 1 << 20, true);
+  BlockRouter router(/*fraction=*/0, /*seed=*/1, /*block_bytes=*/1 << 20,
+                     *tokenizer, train, val);
+  ASSERT_OK(router.add(Conversation{{" a ", false}, {" b ", true}}));
+  ASSERT_OK(router.finish());
+  ASSERT_OK(train.finish());
+  ASSERT_OK(train.rename());
+  ASSERT_OK_AND(const auto shard, MappedShard::open(dir / "train-00000.tok"));
+  std::vector<int32_t> tokens(static_cast<size_t>(shard.info().num_tokens));
+  ASSERT_OK(shard.read(0, tokens));
+  EXPECT_EQ(tokens, (std::vector<int32_t>{'a', ' ', ' ', 'b'}));
+}
+
 TEST(TokenizerDataset, AnotherTokenizerMakesAnotherDataSet) {
   const TempDir dir;
   PrepareOptions o = options(dir, words(50'000));

@@ -132,6 +132,31 @@ TEST(Bpe, CharactersWithoutATokenBecomeBytes) {
   EXPECT_EQ(encode("aê\xFF"), (Tokens{1, 2 + 0xC3, 2 + 0xAA, 2 + 0xFF}));
 }
 
+// What has a token for each of its bytes is known.
+TEST(Bpe, OneTokenMayStandForWhatIsUnknown) {
+  using Tokens = std::vector<int32_t>;
+  const auto encode = [](const BpeModel& m, const std::string& text) {
+    const auto bpe = Bpe::make(m);
+    EXPECT_OK(bpe);
+    Bpe::Scratch scratch(200);
+    Tokens tokens;
+    EXPECT_OK(bpe->encode(text, scratch, tokens));
+    return tokens;
+  };
+  BpeModel m;
+  m.tokens = {"<unk>", "a", "<0x78>", "<0xC3>"};
+  m.unknown = 0;
+  EXPECT_EQ(encode(m, "éêaxé\xFF"), (Tokens{0, 0, 1, 2, 0, 0}));
+  m.fuse_unknown = true;
+  EXPECT_EQ(encode(m, "éêaxé\xFF"), (Tokens{0, 1, 2, 0}));
+  m.byte_fallback = false;
+  EXPECT_EQ(encode(m, "éêaxé\xFF"), (Tokens{0, 1, 0}));
+  m.byte_level = true;
+  EXPECT_EQ(encode(m, "éaxa"), (Tokens{0, 1, 0, 1}));
+  m.fuse_unknown = false;
+  EXPECT_EQ(encode(m, "éaxa"), (Tokens{0, 0, 1, 0, 1}));
+}
+
 // The cache of a short text has few places, which many pieces share.
 TEST(Bpe, TheCacheChangesNothing) {
   std::mt19937 rng(test_seed());

@@ -54,6 +54,10 @@ TEST(Unicode, WhiteSpaceOnBothSides) {
   EXPECT_EQ(trailing_space("\x80\x80"), 0U);
 }
 
+std::string to_nfc(std::string_view text) {
+  return normalized(text, NormalForm::kC);
+}
+
 TEST(Unicode, NormalizationFormC) {
   EXPECT_EQ(to_nfc("e\u0301 plain e\u0301"), "\u00E9 plain \u00E9");
   EXPECT_EQ(to_nfc("\uFB01"), "\uFB01");
@@ -63,6 +67,41 @@ TEST(Unicode, NormalizationFormC) {
   EXPECT_EQ(to_nfc("s\u0307\u0323\u0316"), "\u1E69\u0316");
   EXPECT_EQ(to_nfc("q\u0307\u0323\u0301"), "q\u0323\u0307\u0301");
   EXPECT_EQ(to_nfc("\u1100\u1161\u11A8"), "\uAC01");
+}
+
+TEST(Unicode, TheOtherNormalizationForms) {
+  const std::string text = "\uFB01n\u00E9 \uAC01 \uFF21";
+  EXPECT_EQ(normalized(text, NormalForm::kD),
+            "\uFB01ne\u0301 \u1100\u1161\u11A8 \uFF21");
+  EXPECT_EQ(normalized(text, NormalForm::kKD),
+            "fine\u0301 \u1100\u1161\u11A8 A");
+  EXPECT_EQ(normalized(text, NormalForm::kKC), "fin\u00E9 \uAC01 A");
+  // A mark of half width is composed, too.
+  EXPECT_EQ(normalized("\uFF76\uFF9E", NormalForm::kKC), "\u30AC");
+  EXPECT_EQ(normalized("\u2460\u3000a\u2460\xFF", NormalForm::kKC),
+            "1 a\u2460\xFF");
+  // The character with the longest decomposition.
+  EXPECT_EQ(normalized("\uFDFA", NormalForm::kKC),
+            "\u0635\u0644\u0649 \u0627\u0644\u0644\u0647 "
+            "\u0639\u0644\u064A\u0647 \u0648\u0633\u0644\u0645");
+}
+
+TEST(Unicode, LowerCaseOfEveryCharacterByItself) {
+  EXPECT_EQ(lowercase("A1 \u00C9\xFF\u0130Z"), "a1 \u00E9\xFFi\u0307z");
+  // Not the other form, which ends a word.
+  EXPECT_EQ(lowercase("\u039F\u03A3"), "\u03BF\u03C3");
+}
+
+TEST(Unicode, CharactersOfWords) {
+  for (const std::string c : {"a", "\u00E9", "\u0301", "7", "_", "\u200D",
+                              "\u24B6", "\u4E00", "\u2160"}) {
+    EXPECT_TRUE(begins_in_word(c + " ")) << c;
+    EXPECT_TRUE(ends_in_word(" " + c)) << c;
+  }
+  for (const std::string c : {"", " ", "-", "\u2460", "\xFF", "\xE2\x96"}) {
+    EXPECT_FALSE(begins_in_word(c + " a")) << c;
+    EXPECT_FALSE(ends_in_word("a " + c)) << c;
+  }
 }
 
 std::string repeated(size_t times, std::string_view text) {
@@ -94,6 +133,13 @@ TEST(Regex, FindsAllMatches) {
   EXPECT_EQ(split(R"(\d+|\s)", "12 a345"), (Texts{"12", " ", "[a]", "345"}));
   EXPECT_EQ(split("x*", "axxb"), (Texts{"[a]", "xx", "[b]"}));
   EXPECT_EQ(split("", "ab"), (Texts{"[ab]"}));
+}
+
+TEST(Regex, KnowsWhetherItMayMatchNothing) {
+  for (const char* pattern : {"", "x*", "^", "(?=x)", "a|b?"})
+    EXPECT_TRUE(Regex::compile(pattern)->may_match_nothing()) << pattern;
+  for (const char* pattern : {"x", "x+", "(?<!a) ", "a|b"})
+    EXPECT_FALSE(Regex::compile(pattern)->may_match_nothing()) << pattern;
 }
 
 TEST(Regex, WrongAndForeignPatternsAreRefused) {

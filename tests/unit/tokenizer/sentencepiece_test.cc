@@ -90,6 +90,7 @@ TEST(SentencePiece, SpecialTokensDivideAText) {
               answer)
         << name;
     EXPECT_TRUE(t->is_added(2)) << name;
+    EXPECT_TRUE(t->restarts_after(2)) << name;
     EXPECT_FALSE(t->is_added(answer[0])) << name;
   }
 }

@@ -25,6 +25,27 @@ std::string problem(Json json, const std::function<void(Json&)>& change) {
   return parse_tokenizer_json(json.dump(), "t.json").status().message();
 }
 
+Json replaces(const Json& pattern, const std::string& content) {
+  return {{"type", "Replace"}, {"pattern", pattern}, {"content", content}};
+}
+
+Json sequence(const Json& components, const char* key) {
+  return {{"type", "Sequence"}, {key, components}};
+}
+
+Json strips(bool left, bool right) {
+  return {{"type", "Strip"}, {"strip_left", left}, {"strip_right", right}};
+}
+
+// Byte-level BPE with one more added token, 259, and a normalizer.
+Json with_token(Json token, const Json& normalizer = nullptr) {
+  Json json = byte_level();
+  token["id"] = 259;
+  json["added_tokens"].push_back(token);
+  json["normalizer"] = normalizer;
+  return json;
+}
+
 TEST(TokenizerJson, SentencePieceLike) {
   const auto t = parse(sentencepiece_like());
   const int32_t space = 259;  // the first character
@@ -168,7 +189,7 @@ TEST(TokenizerJson, ATextAfterAnAddedTokenGetsAMarkAgain) {
   const auto t = parse(sentencepiece_like());
   for (const bool special : {true, false}) {
     Tokens parts = encode(*t, "hello<tool>", {.special = special});
-    EXPECT_TRUE(t->is_added(parts.back()));
+    EXPECT_TRUE(t->restarts_after(parts.back()));
     for (const int32_t token :
          encode(*t, "hello",
                 {.special = special, .continues = true, .after_added = true}))
@@ -207,6 +228,195 @@ TEST(TokenizerJson, AMergeMayCrossASpace) {
   json["added_tokens"].erase(1);
   json["model"]["merges"].push_back("h \u2581");
   EXPECT_EQ(encode(*parse(json), "h h"), (Tokens{259, 270, 260}));
+}
+
+std::vector<int32_t> bytes_of(const std::string& text) {
+  Tokens out;
+  for (const char c : text) out.push_back(static_cast<unsigned char>(c));
+  return out;
+}
+
+// "he" is 256, " he" 257.
+TEST(TokenizerJson, ANormalizerChangesTheText) {
+  const auto tokens = [](const Json& normalizer, const std::string& text,
+                         const EncodeOptions& options = {}) {
+    Json json = byte_level();
+    json["normalizer"] = normalizer;
+    return encode(*parse(json), text, options);
+  };
+  const auto kind = [](const char* name) { return Json{{"type", name}}; };
+  EXPECT_EQ(tokens(kind("Lowercase"), "HE He"), (Tokens{256, 257}));
+  EXPECT_EQ(tokens(kind("NFKC"), "\uFF48\uFF45\u00E9"),
+            (Tokens{256, 0xC3, 0xA9}));
+  EXPECT_EQ(tokens(kind("NFKD"), "\uFF48\uFF45\u0301"),
+            (Tokens{256, 0xCC, 0x81}));
+  EXPECT_EQ(tokens(kind("NFD"), "\u00E9"), (Tokens{'e', 0xCC, 0x81}));
+  // Every match from left to right; what is put in does not match again.
+  EXPECT_EQ(tokens(replaces({{"String", "ab"}}, "b"), "aabb"), bytes_of("abb"));
+  EXPECT_EQ(tokens(replaces({{"String", "."}}, ""), "a.b"), bytes_of("ab"));
+  EXPECT_EQ(tokens(replaces({{"Regex", "\\s+"}}, "$1"), "a \u3000\nb\t"),
+            bytes_of("a$1b$1"));
+  // In their order.
+  const Json to_upper = replaces({{"String", "a"}}, "B");
+  EXPECT_EQ(tokens(sequence({kind("Lowercase"), to_upper}, "normalizers"), "A"),
+            bytes_of("B"));
+  EXPECT_EQ(tokens(sequence({to_upper, kind("Lowercase")}, "normalizers"), "A"),
+            bytes_of("a"));
+}
+
+TEST(TokenizerJson, StripRemovesSpaceWhereATextBeginsAndEnds) {
+  const auto tokens = [](bool left, bool right, const std::string& text,
+                         const EncodeOptions& options = {}) {
+    const Json token = {{"content", "<t>"}, {"normalized", false}};
+    return encode(*parse(with_token(token, strips(left, right))), text,
+                  options);
+  };
+  const std::string text = " \u3000\the\n ";
+  EXPECT_EQ(tokens(true, true, text), (Tokens{256}));
+  EXPECT_EQ(tokens(true, false, text), (Tokens{256, '\n', ' '}));
+  EXPECT_EQ(tokens(false, true, "\nhe "), (Tokens{'\n', 256}));
+  EXPECT_EQ(tokens(true, true, " \n "), (Tokens{}));
+  // Not in the middle of a document.
+  EXPECT_EQ(tokens(true, true, "he ", {.continued = true}), (Tokens{256, ' '}));
+  EXPECT_EQ(tokens(true, true, " he ", {.continues = true}), (Tokens{257}));
+  EXPECT_EQ(tokens(true, true, " he", {.continues = true, .after_added = true}),
+            (Tokens{256}));
+  // What is between added tokens is a text of its own.
+  EXPECT_EQ(
+      tokens(true, true, " he <t> he ", {.continues = true, .continued = true}),
+      (Tokens{257, 259, 256, ' '}));
+}
+
+// The parts of the text that decoding cannot restore are named.
+TEST(TokenizerJson, WhatIsLostIsNamed) {
+  Json json = byte_level();
+  EXPECT_EQ(parse(json)->changes(), "");
+  json["normalizer"] = sequence(
+      {{{"type", "NFC"}}, {{"type", "Lowercase"}}, strips(true, false)},
+      "normalizers");
+  json["pre_tokenizer"]["add_prefix_space"] = true;
+  EXPECT_EQ(parse(json)->changes(), "Lowercase, Strip, add_prefix_space");
+  json = sentencepiece_like();
+  EXPECT_EQ(parse(json)->changes(), "");
+  json["model"]["byte_fallback"] = false;
+  EXPECT_EQ(parse(json)->changes(), "unk_token");
+}
+
+TEST(TokenizerJson, TheDecoderMayReplaceBack) {
+  Json json = byte_level();
+  json["normalizer"] = replaces({{"String", "-"}}, "_");
+  json["decoder"] = sequence(
+      {replaces({{"Regex", "_"}}, "-"), {{"type", "ByteLevel"}}}, "decoders");
+  const auto t = parse(json);
+  EXPECT_EQ(encode(*t, "he-he"), (Tokens{256, '_', 256}));
+  EXPECT_EQ(t->decode(Tokens{256, '_', 256}).value(), "he-he");
+}
+
+TEST(TokenizerJson, ATextDoesNotGrowWithoutLimit) {
+  Json json = byte_level();
+  const auto times = [](size_t n) {
+    return replaces({{"String", "a"}}, std::string(n, 'a'));
+  };
+  for (const Json& normalizer :
+       {times(1 << 21), sequence(Json(40, times(2)), "normalizers")}) {
+    json["normalizer"] = normalizer;
+    Tokens tokens;
+    EXPECT_SAYS(parse(json)->encode("a", {}, tokens),
+                "a text of 1 bytes: becomes over 1048592");
+  }
+  EXPECT_HAS(problem(byte_level(),
+                     [&](Json& j) {
+                       j["decoder"] = sequence(
+                           {times(1025), {{"type", "ByteLevel"}}}, "decoders");
+                     }),
+             "token 97: stands for 1025 bytes; at most 1024");
+}
+
+TEST(TokenizerJson, ByteLevelMayAddASpace) {
+  Json json = with_token({{"content", "<t>"}, {"normalized", false}});
+  json["pre_tokenizer"]["add_prefix_space"] = true;
+  const auto t = parse(json);
+  EXPECT_EQ(encode(*t, "he"), (Tokens{257}));
+  EXPECT_EQ(encode(*t, " he"), (Tokens{257}));
+  EXPECT_EQ(encode(*t, "  he"), (Tokens{' ', 257}));
+  EXPECT_EQ(encode(*t, ""), (Tokens{}));
+  EXPECT_EQ(encode(*t, "he", {.continues = true}), (Tokens{256}));
+  EXPECT_EQ(encode(*t, "he", {.continues = true, .after_added = true}),
+            (Tokens{257}));
+  EXPECT_EQ(encode(*t, "he<t>he"), (Tokens{257, 259, 257}));
+  for (const std::string text : {"he", "\nhe he", "\u00E9"})
+    EXPECT_EQ(t->decode(encode(*t, text)).value(), text);
+}
+
+// As sentencepiece_like(): <unk> 0, the mark 259, h 260, o 263, two marks 264.
+TEST(TokenizerJson, WithoutByteFallbackOneTokenIsForWhatIsUnknown) {
+  Json json = sentencepiece_like();
+  json["model"]["byte_fallback"] = false;
+  EXPECT_EQ(encode(*parse(json), "hxyo x\n y"),
+            (Tokens{259, 260, 0, 263, 259, 0, 259, 0}));
+  json["model"]["fuse_unk"] = false;
+  const auto t = parse(json);
+  EXPECT_EQ(encode(*t, "hxyo"), (Tokens{259, 260, 0, 0, 263}));
+  EXPECT_EQ(t->decode(Tokens{259, 260, 0, 3}).value(), "h<unk><0x00>");
+  // Of bytes, too.
+  json = byte_level();
+  json["model"]["vocab"].erase("x");
+  json["model"]["vocab"]["<unk>"] = 300;
+  json["model"]["unk_token"] = "<unk>";
+  EXPECT_EQ(encode(*parse(json), "hexx"), (Tokens{256, 300, 300}));
+  json["model"]["unk_token"] = "<other>";
+  Tokens tokens;
+  EXPECT_SAYS(parse(json)->encode("hex", {}, tokens), "no token for the byte");
+}
+
+// Texts are divided before marks only if those have a token.
+TEST(TokenizerJson, UnknownMarksAreJoinedToWhatIsBesideThem) {
+  Json json = sentencepiece_like();
+  json["normalizer"] = json["normalizer"]["normalizers"][1];
+  json["decoder"]["decoders"].erase(3);
+  json["model"]["byte_fallback"] = false;
+  json["model"]["merges"] = Json::array();
+  for (const char* token : {"\u2581", "\u2581\u2581", "\u2581hello"})
+    json["model"]["vocab"].erase(token);
+  EXPECT_EQ(encode(*parse(json), "hx x xh x"), (Tokens{260, 0, 260, 0}));
+}
+
+TEST(TokenizerJson, ASingleWordHasNoCharacterOfAWordBesideIt) {
+  const auto t = parse(with_token({{"content", "cat"}, {"single_word", true}}));
+  Tokens expected = {259, '-', 259, ' '};
+  const std::string rest = "catcat_cat cats \u00E9cat cat\u0301 ";
+  for (const int32_t b : bytes_of(rest)) expected.push_back(b);
+  expected.push_back(259);
+  EXPECT_EQ(encode(*t, "cat-cat " + rest + "cat"), expected);
+}
+
+TEST(TokenizerJson, NormalizedTokensAreFoundInNormalizedText) {
+  const Json lowercase = {{"type", "Lowercase"}};
+  Tokens expected = bytes_of("i saw ");
+  expected.push_back(259);
+  auto t = parse(with_token({{"content", "Day"}}, lowercase));
+  EXPECT_EQ(encode(*t, "I saw DAY"), expected);
+  EXPECT_EQ(t->decode(expected).value(), "i saw day");
+  t = parse(with_token({{"content", "Day"}, {"normalized", false}}, lowercase));
+  EXPECT_EQ(encode(*t, "I saw Day"), expected);
+  EXPECT_EQ(encode(*t, "I saw DAY"), bytes_of("i saw day"));
+  // Others are found before them.
+  Json json = with_token({{"content", "<a>"}, {"normalized", false}});
+  json["added_tokens"].push_back({{"id", 260}, {"content", "x<a>"}});
+  EXPECT_EQ(encode(*parse(json), "x<a>"), (Tokens{'x', 259}));
+}
+
+// Of Llama 2, whose normalizer gives the token a mark, as it does texts.
+TEST(TokenizerJson, ANormalizedTokenMayHaveAMark) {
+  Json json = sentencepiece_like();
+  json["added_tokens"][1].erase("normalized");
+  const auto t = parse(json);
+  EXPECT_EQ(encode(*t, "h <tool>h"), (Tokens{259, 260, 270, 260}));
+  EXPECT_EQ(t->decode(Tokens{259, 260, 270, 260}).value(), "h <tool>h");
+  EXPECT_TRUE(t->is_added(270));
+  EXPECT_FALSE(t->restarts_after(270));
+  EXPECT_EQ(encode(*t, "h<tool>"),
+            (Tokens{259, 260, 3 + '<', 3 + 't', 263, 263, 262, 3 + '>'}));
 }
 
 TEST(TokenizerJson, AddedTokensAreTheLeftmostAndThenLongest) {
@@ -337,21 +547,20 @@ TEST(TokenizerJson, WhatIsNotSupportedIsNamed) {
     says([&](Json& j) { j["model"]["type"] = kind; },
          std::string("model \"") + kind + "\" is not supported: expected BPE");
   for (const Json& component :
-       {Json{{"type", "Precompiled"}}, Json{{"type", "Lowercase"}},
-        Json{{"type", "Prepend"}, {"prepend", "_"}},
-        Json{{"type", "Replace"},
-             {"pattern", {{"Regex", "a"}}},
-             {"content", "b"}}})
+       {Json{{"type", "Precompiled"}}, Json{{"type", "StripAccents"}},
+        Json{{"type", "Prepend"}, {"prepend", "_"}}})
     says([&](Json& j) { j["normalizer"] = component; },
          "normalizer " + component.dump() + " is not supported");
-  for (const Json& component :
-       {Json{{"type", "WhitespaceSplit"}}, Json{{"type", "ByteLevel"}},
-        Json{{"type", "Split"},
-             {"pattern", {{"Regex", "a"}}},
-             {"behavior", "Removed"}},
-        Json{{"type", "Split"},
-             {"pattern", {{"String", "a"}}},
-             {"behavior", "Other"}}})
+  for (const Json& pattern : {Json{{"String", ""}}, Json{{"Regex", "a*"}}})
+    says([&](Json& j) { j["normalizer"] = replaces(pattern, "b"); },
+         ", " + replaces(pattern, "b").dump() + " is not supported");
+  for (const Json& component : {Json{{"type", "WhitespaceSplit"}},
+                                Json{{"type", "Split"},
+                                     {"pattern", {{"Regex", "a"}}},
+                                     {"behavior", "Removed"}},
+                                Json{{"type", "Split"},
+                                     {"pattern", {{"String", "a"}}},
+                                     {"behavior", "Other"}}})
     says([&](Json& j) { j["pre_tokenizer"] = component; },
          "pre_tokenizer " + component.dump() + " is not supported");
   says(
@@ -370,16 +579,34 @@ TEST(TokenizerJson, WhatIsNotSupportedIsNamed) {
                               {"behavior", "Isolated"}};
       },
       "pattern '('");
-  says([](Json& j) { j["added_tokens"][0]["single_word"] = true; },
-       "with single_word or a normalizer, added token");
+  says(
+      [](Json& j) {
+        const Json digits = {{"type", "Digits"}};
+        j["pre_tokenizer"] =
+            sequence({digits, {{"type", "ByteLevel"}}}, "pretokenizers");
+      },
+      "after another one, pre_tokenizer {\"type\":\"ByteLevel\"}");
+  says(
+      [](Json& j) {
+        j["decoder"] = sequence(
+            {{{"type", "Fuse"}}, replaces({{"String", "a"}}, "b")}, "decoders");
+      },
+      "decoder {\"content\":\"b\"");
+  says(
+      [](Json& j) {
+        j["normalizer"] = {{"type", "Prepend"}, {"prepend", "\u2581"}};
+        j["pre_tokenizer"] = {{"type", "Metaspace"}};
+      },
+      "pre_tokenizer {\"type\":\"Metaspace\"} is not supported");
   const auto of_llama = [](const std::function<void(Json&)>& change) {
     return problem(sentencepiece_like(), change);
   };
-  EXPECT_HAS(of_llama([](Json& j) { j["model"]["byte_fallback"] = false; }),
-             "byte_fallback false is not supported");
-  EXPECT_HAS(
-      of_llama([](Json& j) { j["added_tokens"][1].erase("normalized"); }),
-      "a normalizer, added token {\"content\":\"<tool>\"");
+  for (const Json& unknown : {Json(), Json("<other>")})
+    EXPECT_HAS(of_llama([&](Json& j) {
+                 j["model"]["byte_fallback"] = false;
+                 j["model"]["unk_token"] = unknown;
+               }),
+               "without byte_fallback and unk_token, BPE " + unknown.dump());
   EXPECT_HAS(of_llama([](Json& j) { j["decoder"]["decoders"].erase(3); }),
              "does not undo");
 }
