@@ -12,6 +12,8 @@
 #include <cstdlib>
 #include <filesystem>
 #include <fstream>
+#include <optional>
+#include <span>
 
 #include "coordinator/core/job_shape.h"
 #include "coordinator/ctl/status_view.h"
@@ -24,6 +26,8 @@
 #include "proto/base/file_system.h"
 #include "proto/base/machine.h"
 #include "proto/base/text.h"
+#include "proto/base/xxh3.h"
+#include "proto/data/index.h"
 
 namespace remesh::ctl {
 namespace {
@@ -163,6 +167,38 @@ Need base_need(const pb::Job& job) {
     n.here = "can be read";
   else
     n.problem = found.message();
+  return n;
+}
+
+// Whether the tokens of the data set are those of the model whose training is
+// continued, if its folder has a tokenizer. An id of the data set ends with the
+// hash of the tokenizer's file. Another file may be of the same tokenizer, so
+// this is only advice. (Ids that the model does not have are an error of the
+// job.)
+std::optional<Need> tokenizer_need(const pb::Job& job) {
+  constexpr uint64_t kMostBytes = uint64_t{128} << 20;
+  const std::string& folder = job.model().init_from();
+  const auto index = data::read_index(job.data().path());
+  if (folder.empty() || !index.ok()) return std::nullopt;
+  Need n{.what = "tokenizer", .here = "that of the data"};
+  bool same = false;
+  for (const char* name : {"tokenizer.json", "tokenizer.model"}) {
+    const std::string path = path_join(folder, name);
+    const auto file = read_file(*posix_file_system(), path, kMostBytes);
+    if (!file.ok()) continue;
+    if (n.needed.empty()) n.needed = path;
+    same = same || index->tokenizer.ends_with(
+                       ":" + hex(xxh3_128(std::as_bytes(std::span(*file)))));
+  }
+  if (n.needed.empty()) return std::nullopt;
+  if (!same) {
+    n.here = index->tokenizer;
+    n.problem = fmt::format(
+        "the data set was prepared with another tokenizer than that of the "
+        "model (a vocabulary of {}; the model has one of {}): if its tokens "
+        "are not the same, prepare it again with --tokenizer {}",
+        index->vocab_size, job.model().vocab_size(), n.needed);
+  }
   return n;
 }
 
@@ -317,6 +353,7 @@ std::vector<Need> look_ahead(const PreflightOptions& o) {
   Ranks r;
   if (o.workers > 0) r = ranks_of(o);
   if (o.workers > 0 && o.job.lora().rank() > 0) out.push_back(base_need(o.job));
+  if (auto n = tokenizer_need(o.job)) out.push_back(std::move(*n));
   out.push_back(processes_need(o, r));
   for (Need& n : size_needs(o, r)) out.push_back(std::move(n));
   if (o.workers == 0) return out;

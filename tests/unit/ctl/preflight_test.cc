@@ -4,8 +4,12 @@
 #include <sys/mount.h>
 
 #include <algorithm>
+#include <optional>
+#include <span>
 
 #include "parallel/jobfile/jobfile.h"
+#include "proto/base/xxh3.h"
+#include "proto/data/index.h"
 #include "tests/testing/expect.h"
 #include "tests/testing/files.h"
 #include "tests/testing/small_disk.h"
@@ -76,6 +80,48 @@ TEST(PreflightTest, OnlyWorkersNeedTheData) {
     ASSERT_EQ(needs[0].what, "data");
     EXPECT_NE(needs[0].problem, "");
     EXPECT_EQ(needs[0].fatal, workers > 0);
+  }
+}
+
+// What it says of the tokenizer, for a data set with that of this id; nothing
+// if it says nothing.
+std::optional<Need> tokenizer_need(const std::string& model,
+                                   const std::string& id) {
+  const testing::TempDir dir;
+  data::Index index{.tokenizer = id, .vocab_size = 257};
+  index.train = {{"train-00000.tok", 100, std::string(32, '0')}};
+  index.source_id = std::string(32, '0');
+  index.data_id = data::data_id_of(index);
+  dir.write(data::kIndexName, data::index_to_json(index));
+  pb::Job job = kept_job();
+  job.mutable_data()->set_path(dir.path());
+  job.mutable_model()->set_init_from(model);
+  for (const Need& n : look_ahead({.job = job,
+                       .run_dir = dir.path() + "/run",
+                       .workers = 1,
+                       .shared = dir.path()}))
+    if (n.what == "tokenizer") return n;
+  return std::nullopt;
+}
+
+TEST(PreflightTest, ATokenizerThatIsNotTheModelsIsNoted) {
+  const testing::TempDir model;
+  const std::string text = "{}";
+  const std::string hash = hex(xxh3_128(std::as_bytes(std::span(text))));
+  EXPECT_FALSE(tokenizer_need(model.path(), "bytes")) << "it has none";
+  const std::string file = model.write("tokenizer.json", text);
+  model.write("tokenizer.model", "another format of it");
+  EXPECT_FALSE(tokenizer_need("", "bytes")) << "a run of its own";
+  const auto same = tokenizer_need(model.path(), "tokenizer.json:" + hash);
+  ASSERT_TRUE(same);
+  EXPECT_EQ(same->problem, "");
+  for (const std::string id : {"bytes", "tokenizer.json:0123"}) {
+    const auto other = tokenizer_need(model.path(), id);
+    ASSERT_TRUE(other);
+    EXPECT_EQ(other->needed, file);
+    EXPECT_EQ(other->here, id);
+    EXPECT_HAS(other->problem, "prepare it again with --tokenizer " + file);
+    EXPECT_FALSE(other->fatal);
   }
 }
 
