@@ -19,8 +19,34 @@ constexpr int kWidth = 30;
 
 }  // namespace
 
-ProgressBar::ProgressBar(std::string what)
-    : what_(std::move(what)), terminal_(isatty(STDERR_FILENO) == 1) {}
+std::string progress_text(const std::string& what, const std::string& unit,
+                          uint64_t done, uint64_t total, double seconds) {
+  const double share = total == 0
+                           ? 1.0
+                           : std::min(1.0, static_cast<double>(done) /
+                                               static_cast<double>(total));
+  const auto full = static_cast<size_t>(share * kWidth);
+  std::string speed;
+  if (share > 0.02 && seconds > 0) {
+    const double rate = static_cast<double>(done) / seconds;
+    speed = fmt::format("  {}/s  {} left",
+                        unit.empty() ? format_bytes(static_cast<uint64_t>(rate))
+                                     : fmt::format("{:.1f}", rate),
+                        format_duration(seconds / share - seconds));
+  }
+  return fmt::format(
+      "{} [{}{}] {:>3.0f}%  {} of {}{}", what, std::string(full, '='),
+      std::string(kWidth - full, '.'), share * 100,
+      unit.empty() ? format_bytes(done) : fmt::format("{}", done),
+      unit.empty() ? format_bytes(total)
+                   : plural(static_cast<int64_t>(total), unit),
+      speed);
+}
+
+ProgressBar::ProgressBar(std::string what, std::string unit)
+    : what_(std::move(what)),
+      unit_(std::move(unit)),
+      terminal_(isatty(STDERR_FILENO) == 1) {}
 
 ProgressBar::~ProgressBar() {
   if (drawn_) std::fputs("\r\x1b[K", stderr);
@@ -32,24 +58,9 @@ void ProgressBar::show(uint64_t done, uint64_t total) {
   if (began_ms_ == 0) began_ms_ = now;
   drawn_ms_ = now;
   drawn_ = true;
-  const double share = total == 0
-                           ? 1.0
-                           : std::min(1.0, static_cast<double>(done) /
-                                               static_cast<double>(total));
-  const int full = static_cast<int>(share * kWidth);
-  std::string speed;
-  if (share > 0.02 && now > began_ms_) {
-    const double seconds = static_cast<double>(now - began_ms_) / 1000;
-    speed = fmt::format("  {}/s  {} left",
-                        format_bytes(static_cast<uint64_t>(
-                            static_cast<double>(done) / seconds)),
-                        format_duration(seconds / share - seconds));
-  }
-  print_error(fmt::format("\r\x1b[K{} [{}{}] {:>3.0f}%  {} of {}{}", what_,
-                          std::string(static_cast<size_t>(full), '='),
-                          std::string(static_cast<size_t>(kWidth - full), '.'),
-                          share * 100, format_bytes(done), format_bytes(total),
-                          speed));
+  print_error("\r\x1b[K" +
+              progress_text(what_, unit_, done, total,
+                            static_cast<double>(now - began_ms_) / 1000));
 }
 
 }  // namespace remesh

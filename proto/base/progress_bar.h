@@ -8,19 +8,24 @@
 
 namespace remesh {
 
+// The bar as text, with the rate and the time left where they can be known.
+// `unit`: what is counted, "token"; "": bytes.
+std::string progress_text(const std::string& what, const std::string& unit,
+                          uint64_t done, uint64_t total, double seconds);
+
 class ProgressBar {
  public:
-  explicit ProgressBar(std::string what);
+  explicit ProgressBar(std::string what, std::string unit = "");
   // Removes the bar.
   ~ProgressBar();
   ProgressBar(const ProgressBar&) = delete;
   ProgressBar& operator=(const ProgressBar&) = delete;
 
-  // Draws it, at most ten times a second, with the rate and the time left.
-  void show(uint64_t done_bytes, uint64_t total_bytes);
+  // Draws it, at most ten times a second.
+  void show(uint64_t done, uint64_t total);
 
  private:
-  std::string what_;
+  std::string what_, unit_;
   bool terminal_ = false;
   bool drawn_ = false;
   int64_t began_ms_ = 0;

@@ -6,10 +6,12 @@
 #include <algorithm>
 #include <cstdio>
 #include <cstdlib>
+#include <functional>
 #include <memory>
 #include <string>
 #include <vector>
 
+#include "proto/base/progress_bar.h"
 #include "proto/base/text.h"
 #include "proto/data/index.h"
 #include "worker/data/commands.h"
@@ -46,7 +48,9 @@ struct Counts {
   }
 };
 
-Result<Counts> count(const Split& split) {
+// `tick`: tokens so far.
+Result<Counts> count(const Split& split,
+                     const std::function<void(int64_t)>& tick) {
   constexpr int64_t kLength = 1024;
   Counts out;
   const int64_t windows = num_windows(split.num_tokens(), kLength);
@@ -64,9 +68,26 @@ Result<Counts> count(const Split& split) {
     for (const int64_t start : starts) end_at(w * kLength + start);
     out.tokens += kLength;
     out.targets += kLength - std::count(target.begin(), target.end(), -1);
+    tick(out.tokens);
   }
   end_at(windows * kLength);
   std::sort(out.lengths.begin(), out.lengths.end());
+  return out;
+}
+
+Result<std::vector<Counts>> count_members(const Dataset& set) {
+  int64_t done = 0, all = 0;
+  for (const Member& m : set.members()) all += m.train.num_tokens();
+  ProgressBar bar("counting", "token");
+  std::vector<Counts> out;
+  for (const Member& m : set.members()) {
+    ASSIGN_OR_RETURN(Counts c, count(m.train, [&](int64_t tokens) {
+                       bar.show(static_cast<uint64_t>(done + tokens),
+                                static_cast<uint64_t>(all));
+                     }));
+    out.push_back(std::move(c));
+    done += m.train.num_tokens();
+  }
   return out;
 }
 
@@ -197,11 +218,7 @@ std::string marked_text(const std::vector<Part>& parts, bool color) {
 Status inspect(const Options& o) {
   ASSIGN_OR_RETURN(const Dataset set, Dataset::open(o.dir));
   ASSIGN_OR_RETURN(const Index index, read_index(o.dir));
-  std::vector<Counts> counts;
-  for (const Member& m : set.members()) {
-    ASSIGN_OR_RETURN(Counts c, count(m.train));
-    counts.push_back(std::move(c));
-  }
+  ASSIGN_OR_RETURN(const std::vector<Counts> counts, count_members(set));
   if (!o.json) print_statistics(index, set, counts);
   ASSIGN_OR_RETURN(const auto tokenizer,
                    tokenizer::open_tokenizer(

@@ -10,6 +10,7 @@
 #include <vector>
 
 #include "proto/base/file_system.h"
+#include "proto/base/progress_bar.h"
 #include "worker/data/commands.h"
 #include "worker/data/json_lines.h"
 #include "worker/data/text_reader.h"
@@ -80,6 +81,27 @@ Status decode(const Options& o) {
   return ok_status();
 }
 
+Status add_texts(const Options& o, tokenizer::Trainer& trainer) {
+  uint64_t done = 0, total = 0;
+  for (const std::string& path : o.inputs) {
+    ASSIGN_OR_RETURN(const TextReader reader, TextReader::open(path));
+    total += reader.file_bytes();
+  }
+  ProgressBar bar("reading");
+  BlockSplitter splitter(kTrainBlock, [&](const TextBlock& block) {
+    return trainer.add(block.text);
+  });
+  for (const std::string& path : o.inputs) {
+    ASSIGN_OR_RETURN(TextReader reader, TextReader::open(path));
+    const auto progress = [&](uint64_t bytes) {
+      bar.show(done += bytes, total);
+    };
+    RETURN_IF_ERROR(
+        split_documents(reader, o.field, splitter, progress).status());
+  }
+  return splitter.finish();
+}
+
 Status train(const Options& o) {
   const auto fs = posix_file_system();
   if (!o.overwrite && fs->exists(o.out))
@@ -87,16 +109,14 @@ Status train(const Options& o) {
         "{}: exists: choose another name, or use --overwrite", o.out));
   ASSIGN_OR_RETURN(tokenizer::Trainer trainer,
                    tokenizer::Trainer::make(o.vocab_size));
-  BlockSplitter splitter(kTrainBlock, [&](const TextBlock& block) {
-    return trainer.add(block.text);
-  });
-  for (const std::string& path : o.inputs) {
-    ASSIGN_OR_RETURN(TextReader reader, TextReader::open(path));
-    RETURN_IF_ERROR(
-        split_documents(reader, o.field, splitter, [](uint64_t) {}).status());
+  RETURN_IF_ERROR(add_texts(o, trainer));
+  std::string json;
+  {
+    ProgressBar bar("merging", "token");
+    ASSIGN_OR_RETURN(json, trainer.finish([&](uint64_t done, uint64_t total) {
+      bar.show(done, total);
+    }));
   }
-  RETURN_IF_ERROR(splitter.finish());
-  ASSIGN_OR_RETURN(const std::string json, trainer.finish());
   RETURN_IF_ERROR(write_file_atomically(*fs, o.out, json));
   ASSIGN_OR_RETURN(const auto made, tokenizer::open_tokenizer(o.out));
   if (o.json)

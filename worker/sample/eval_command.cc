@@ -10,6 +10,7 @@
 #include "proto/base/file_system.h"
 #include "proto/base/json_output.h"
 #include "proto/base/progress_bar.h"
+#include "proto/base/text.h"
 #include "proto/base/usage.h"
 #include "worker/sample/commands.h"
 #include "worker/sample/evaluate.h"
@@ -37,9 +38,9 @@ void print_text(const Options& o, const TextScore& s) {
                 {"bits_per_byte", s.bits_per_byte()}});
   else
     fmt::print(
-        "{}: {} tokens, {:.4f} nats a token (perplexity {:.4f}), {:.4f} bits a "
-        "byte\n",
-        o.text, s.tokens, s.per_token(), s.perplexity(), s.bits_per_byte());
+        "{}: {}, {:.4f} nats a token (perplexity {:.4f}), {:.4f} bits a byte\n",
+        o.text, plural(s.tokens, "token"), s.per_token(), s.perplexity(),
+        s.bits_per_byte());
 }
 
 void print_choices(const Options& o, const ChoiceScore& s) {
@@ -52,9 +53,8 @@ void print_choices(const Options& o, const ChoiceScore& s) {
                 {"acc_norm", share(s.right_by_length)}});
   else
     fmt::print(
-        "{}: {} questions, {:.1f} % right (acc), {:.1f} % by the character "
-        "(acc_norm)\n",
-        o.choices, s.questions, 100 * share(s.right),
+        "{}: {}, {:.1f} % right (acc), {:.1f} % by the character (acc_norm)\n",
+        o.choices, plural(s.questions, "question"), 100 * share(s.right),
         100 * share(s.right_by_length));
 }
 
@@ -65,7 +65,11 @@ Status evaluate(const Options& o) {
   const std::string& file = o.text.empty() ? o.choices : o.text;
   ASSIGN_OR_RETURN(const std::string input, read_file(*fs, file, kMostBytes));
   ASSIGN_OR_RETURN(const ModelFiles files, find_model(*fs, o.model));
-  ASSIGN_OR_RETURN(const Weights weights, open_weights(*fs, files));
+  auto bar = std::make_unique<ProgressBar>("loading");
+  const LoadTick loaded = [&](uint64_t done, uint64_t all) {
+    bar->show(done, all);
+  };
+  ASSIGN_OR_RETURN(const Weights weights, open_weights(*fs, files, loaded));
   const int64_t window = o.window > 0 ? o.window
                          : files.trained_length > 0
                              ? std::min(files.trained_length, kDefaultWindow)
@@ -74,18 +78,21 @@ Status evaluate(const Options& o) {
   ASSIGN_OR_RETURN(const auto model,
                    Generator::load(weights, dtype_of(o.compute, *backend),
                                    window, *backend, window));
-  const auto bar = std::make_unique<ProgressBar>("evaluating");
+  bar = std::make_unique<ProgressBar>("evaluating",
+                                      o.text.empty() ? "question" : "token");
   const auto tick = [&](int64_t done, int64_t all) {
     bar->show(static_cast<uint64_t>(done), static_cast<uint64_t>(all));
   };
   if (!o.text.empty()) {
     ASSIGN_OR_RETURN(const TextScore s, score_text(*model, files, input, tick));
+    bar.reset();
     print_text(o, s);
     return ok_status();
   }
   ASSIGN_OR_RETURN(const auto questions, parse_questions(input, o.choices));
   ASSIGN_OR_RETURN(const ChoiceScore s,
                    score_choices(*model, files, questions, tick));
+  bar.reset();
   print_choices(o, s);
   return ok_status();
 }

@@ -16,7 +16,9 @@
 #include "proto/base/clock.h"
 #include "proto/base/exit_code.h"
 #include "proto/base/json_output.h"
+#include "proto/base/progress_bar.h"
 #include "proto/base/rng.h"
+#include "proto/base/text.h"
 #include "proto/base/usage.h"
 #include "worker/sample/chat.h"
 #include "worker/sample/choice.h"
@@ -195,10 +197,9 @@ Status continue_prompt(const Options& o, const ModelFiles& files,
       print_sampled(o, files, model, o.prompt, prompt, /*turn=*/0, &held));
   if (o.json) return ok_status();
   print_error(fmt::format(
-      "\n{} tokens of prompt at {:.0f} tokens/s, then {} at {:.1f} tokens/s "
-      "({})\n",
-      done.read.tokens, done.read.per_s(), done.made.tokens, done.made.per_s(),
-      with));
+      "\n{} of prompt at {:.0f} tokens/s, then {} at {:.1f} tokens/s ({})\n",
+      plural(done.read.tokens, "token"), done.read.per_s(), done.made.tokens,
+      done.made.per_s(), with));
   if (files.trained_length > 0 && model.length() > files.trained_length)
     print_error(fmt::format(
         "The model was trained on sequences of {} tokens; text beyond that may "
@@ -221,7 +222,11 @@ Status sample(const Options& o) {
     return invalid_argument("--temperature and --top-p: must be numbers");
   const auto fs = posix_file_system();
   ASSIGN_OR_RETURN(ModelFiles files, find_model(*fs, o.model));
-  ASSIGN_OR_RETURN(const Weights weights, open_weights(*fs, files));
+  auto bar = std::make_unique<ProgressBar>("loading");
+  const LoadTick loaded = [&](uint64_t done, uint64_t all) {
+    bar->show(done, all);
+  };
+  ASSIGN_OR_RETURN(const Weights weights, open_weights(*fs, files, loaded));
   std::vector<int32_t> prompt;
   if (!o.chat) {
     ASSIGN_OR_RETURN(prompt, first_tokens(o, files));
@@ -234,6 +239,7 @@ Status sample(const Options& o) {
                               : static_cast<int64_t>(prompt.size()) + o.tokens;
   ASSIGN_OR_RETURN(const auto model,
                    Generator::load(weights, dtype, context, *backend));
+  bar.reset();
   if (o.chat) return answer(o, files, *model);
   return continue_prompt(
       o, files, prompt, *model,

@@ -117,24 +117,43 @@ Result<Weights> weights_in_memory(const geometry::ModelConfig& model,
 
 namespace {
 
+// Reads all weights in some twenty parts.
+Status load_from(const huggingface::WeightSource& source,
+                 const geometry::ParamTable& table, std::span<float> weights,
+                 const LoadTick& tick) {
+  const std::vector<geometry::Piece> all = geometry::whole_pieces(table);
+  const int64_t part = table.num_elements() / 20;
+  int64_t done = 0;
+  for (size_t first = 0, last; first < all.size(); first = last) {
+    const int64_t from = done;
+    for (last = first; last < all.size() && done - from <= part; ++last)
+      done += all[last].rect.numel();
+    RETURN_IF_ERROR(source.load(
+        table, std::span(all).subspan(first, last - first), weights, [] {}));
+    if (tick)
+      tick(sizeof(float) * static_cast<uint64_t>(done),
+           sizeof(float) * static_cast<uint64_t>(table.num_elements()));
+  }
+  return ok_status();
+}
+
 // The model with the adapters `live`.
 Result<Weights> with_base(FileSystem& fs, const ModelFiles& files,
-                          const Weights& live) {
+                          const Weights& live, const LoadTick& tick) {
   auto opened = huggingface::WeightSource::open(fs, files.base);
   if (!opened.ok()) return opened.status();
   RETURN_IF_ERROR(
       opened->check_base(files.base, files.base_fingerprint, [] {}).status());
   const auto base =
       std::make_shared<huggingface::WeightSource>(std::move(*opened));
-  auto load = [base, live](const geometry::ParamTable& table,
-                           std::span<float> weights) -> Status {
+  auto load = [base, live, tick](const geometry::ParamTable& table,
+                                 std::span<float> weights) -> Status {
     huggingface::Adapters a{.table = geometry::ParamTable::make(live.model),
                             .values = {}};
     a.values.resize(static_cast<size_t>(a.table.num_elements()));
     RETURN_IF_ERROR(live.load(a.table, a.values));
-    const auto whole = geometry::whole_pieces(table);
-    RETURN_IF_ERROR(base->load(table, whole, weights, [] {}));
-    huggingface::add_adapters(a, table, whole, weights);
+    RETURN_IF_ERROR(load_from(*base, table, weights, tick));
+    huggingface::add_adapters(a, table, geometry::whole_pieces(table), weights);
     return ok_status();
   };
   return Weights{live.model.base(), std::move(load)};
@@ -142,7 +161,8 @@ Result<Weights> with_base(FileSystem& fs, const ModelFiles& files,
 
 }  // namespace
 
-Result<Weights> open_weights(FileSystem& fs, const ModelFiles& files) {
+Result<Weights> open_weights(FileSystem& fs, const ModelFiles& files,
+                             const LoadTick& tick) {
   if (files.run_id != 0) {
     int64_t saved = 0;
     if (const auto found = manifest::scan(fs, files.weights); found.ok())
@@ -150,16 +170,16 @@ Result<Weights> open_weights(FileSystem& fs, const ModelFiles& files) {
         saved = newest->step;
     auto live = weights_in_memory(files.model, files.run_id, saved);
     if (live.ok() && files.model.lora.rank > 0)
-      return with_base(fs, files, *live);
+      return with_base(fs, files, *live, tick);
     if (live.ok() || live.status().code() != Code::kNotFound) return live;
   }
   auto opened = huggingface::WeightSource::open(fs, files.weights);
   if (!opened.ok()) return opened.status();
   const auto source =
       std::make_shared<huggingface::WeightSource>(std::move(*opened));
-  auto load = [source](const geometry::ParamTable& table,
-                       std::span<float> weights) {
-    return source->load(table, geometry::whole_pieces(table), weights, [] {});
+  auto load = [source, tick](const geometry::ParamTable& table,
+                             std::span<float> weights) {
+    return load_from(*source, table, weights, tick);
   };
   return Weights{source->model(), std::move(load)};
 }

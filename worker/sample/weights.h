@@ -21,8 +21,11 @@ struct Weights {
   std::function<Status(const geometry::ParamTable&, std::span<float>)> load;
 };
 
-// Fails like WeightSource::open(). `fs` must outlive the weights.
-Result<Weights> open_weights(FileSystem& fs, const ModelFiles& files);
+// Fails like WeightSource::open(). `fs` must outlive the weights. `tick`:
+// bytes of the weights that load() has read, and in all.
+using LoadTick = std::function<void(uint64_t done, uint64_t total)>;
+Result<Weights> open_weights(FileSystem& fs, const ModelFiles& files,
+                             const LoadTick& tick = {});
 
 // Those of the newest state that the shared memory of this host has whole, of
 // the run with number `run_id`. NotFound if it has none of a step above

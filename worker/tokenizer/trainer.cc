@@ -116,7 +116,7 @@ Status Trainer::add(std::string_view text) {
   });
 }
 
-Result<std::string> Trainer::finish() const {
+Result<std::string> Trainer::finish(const Tick& tick) const {
   std::vector<Word> words;
   for (const auto& [piece, count] : counts_) {
     Word word{.count = count};
@@ -147,6 +147,7 @@ Result<std::string> Trainer::finish() const {
     merges.push_back(
         {left, right, token, static_cast<uint32_t>(merges.size())});
     corpus.merge(pair, token);
+    if (tick) tick(tokens.size() + 1, static_cast<uint64_t>(vocab_size_));
   }
   return to_tokenizer_json(tokens, merges, kLlama3Pattern);
 }

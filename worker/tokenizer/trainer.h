@@ -11,6 +11,7 @@
 #pragma once
 
 #include <cstdint>
+#include <functional>
 #include <string>
 #include <string_view>
 #include <unordered_map>
@@ -29,8 +30,9 @@ class Trainer {
   // Counts the pieces of a text that is not divided within a line.
   Status add(std::string_view text);
   // The tokenizer.json. Fails if the text has too few different pairs, saying
-  // how large the vocabulary can be.
-  Result<std::string> finish() const;
+  // how large the vocabulary can be. `tick`: tokens so far, and in all.
+  using Tick = std::function<void(uint64_t done, uint64_t total)>;
+  Result<std::string> finish(const Tick& tick = {}) const;
 
  private:
   Trainer(int64_t vocab_size, Regex pattern)

@@ -10,6 +10,7 @@
 
 #include "proto/base/check.h"
 #include "proto/base/log.h"
+#include "proto/base/progress_bar.h"
 #include "proto/base/rng.h"
 #include "proto/base/status.h"
 #include "proto/base/text.h"
@@ -178,6 +179,15 @@ TEST(Text, NearestNameFindsTyposOnly) {
   EXPECT_EQ(nearest_name("banana", {"seq_len", "steps"}), "");
   EXPECT_EQ(format_duration(200), "3m20s");
   EXPECT_EQ(format_bytes(1536), "1.5 KiB");
+  EXPECT_EQ(progress_text("reading", "", 1 << 20, 4 << 20, 2),
+            "reading [=======.......................]  25%  1.0 MiB of 4.0 MiB"
+            "  512.0 KiB/s  6.0s left");
+  EXPECT_EQ(progress_text("evaluating", "question", 1, 2, 2),
+            "evaluating [===============...............]  50%  1 of 2 questions"
+            "  0.5/s  2.0s left");
+  EXPECT_EQ(
+      progress_text("evaluating", "question", 0, 1, 4),
+      "evaluating [..............................]   0%  0 of 1 question");
 }
 
 }  // namespace

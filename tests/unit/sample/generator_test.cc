@@ -2,9 +2,11 @@
 
 #include <gtest/gtest.h>
 
+#include <algorithm>
 #include <cmath>
 #include <vector>
 
+#include "checkpoint/huggingface/weight_source.h"
 #include "tests/unit/sample/small_generator.h"
 
 namespace remesh::sample {
@@ -32,6 +34,30 @@ TEST(Generator, ReadsAPromptInOneGoOrTokenByToken) {
   // The logits depend on what came before.
   one_by_one->truncate(0);
   EXPECT_NE(copy(one_by_one->extend({&tokens.back(), 1})), got);
+}
+
+// The parts that are read one after the other are the whole.
+TEST(Generator, LoadingSaysHowFarItIs) {
+  const SmallGenerator small;
+  const auto fs = posix_file_system();
+  std::vector<uint64_t> done;
+  ASSERT_OK_AND(const auto weights,
+                open_weights(*fs, {.weights = small.files.path()},
+                             [&](uint64_t now, uint64_t all) {
+                               EXPECT_LE(now, all);
+                               done.push_back(now);
+                             }));
+  const auto table = geometry::ParamTable::make(weights.model);
+  std::vector<float> parts(static_cast<size_t>(table.num_elements())),
+      whole(parts.size());
+  ASSERT_OK(weights.load(table, parts));
+  ASSERT_OK_AND(const auto source,
+                huggingface::WeightSource::open(*fs, small.files.path()));
+  ASSERT_OK(source.load(table, geometry::whole_pieces(table), whole, [] {}));
+  EXPECT_EQ(parts, whole);
+  ASSERT_GT(done.size(), 1U);
+  EXPECT_TRUE(std::is_sorted(done.begin(), done.end()));
+  EXPECT_EQ(done.back(), 4 * whole.size());
 }
 
 TEST(Generator, ALossBeyondASlidingWindowIsThatOfTheTokensOneByOne) {

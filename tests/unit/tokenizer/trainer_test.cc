@@ -30,8 +30,14 @@ std::string train(const std::string& text, int64_t vocab_size) {
   auto trainer = Trainer::make(vocab_size);
   EXPECT_OK(trainer);
   EXPECT_OK(trainer->add(text));
-  auto json = trainer->finish();
+  uint64_t last = 257;
+  auto json = trainer->finish([&](uint64_t done, uint64_t total) {
+    EXPECT_GE(done, last);
+    EXPECT_EQ(total, static_cast<uint64_t>(vocab_size));
+    last = done;
+  });
   EXPECT_OK(json);
+  EXPECT_EQ(last, static_cast<uint64_t>(vocab_size));
   return *json;
 }
 
