@@ -2,6 +2,7 @@
 
 #include <fmt/format.h>
 
+#include <algorithm>
 #include <nlohmann/json.hpp>
 #include <vector>
 
@@ -15,6 +16,18 @@ constexpr size_t kPortion = size_t{1} << 20;
 
 bool is_blank(std::string_view line) {
   return line.find_first_not_of(" \t\r") == std::string_view::npos;
+}
+
+// What is wrong, "invalid literal", of a message like
+// "[json.exception.parse_error.101] parse error at line 1, column 9: syntax
+// error while parsing value - invalid literal; last read: ...".
+std::string reason_of(std::string_view message) {
+  constexpr size_t kMost = 200;
+  for (const std::string_view before : {"] ", " - "})
+    if (const size_t at = message.find(before); at != std::string_view::npos)
+      message.remove_prefix(at + before.size());
+  return std::string(
+      message.substr(0, std::min(message.find("; last read"), kMost)));
 }
 
 }  // namespace
@@ -64,11 +77,17 @@ Result<std::string> text_field(std::string_view line, const std::string& field,
   if (json_is_deeper(line, kMaxJsonDepth))
     return corrupt(
         fmt::format("{}: nested more than {} deep", place, kMaxJsonDepth));
-  const auto v = nlohmann::json::parse(line, nullptr, /*exceptions=*/false);
+  nlohmann::json v;
+  std::string why;
+  try {
+    v = nlohmann::json::parse(line);
+  } catch (const nlohmann::json::exception& e) {
+    why = " (" + reason_of(e.what()) + ")";
+  }
   if (!v.is_object())
-    return corrupt(place +
-                   ": is no JSON object of UTF-8 text; JSON is read one object "
-                   "a line, as jq -c . or, of a list, jq -c '.[]' prints it");
+    return corrupt(place + ": is no JSON object of UTF-8 text" + why +
+                   "; JSON is read one object a line, as jq -c . or, of a "
+                   "list, jq -c '.[]' prints it");
   const auto at = v.find(field);
   if (at == v.end() || !at->is_string())
     return corrupt(

@@ -25,9 +25,9 @@ using LineSink =
 Status for_each_line(TextReader& reader, const LineSink& take,
                      const std::function<void(uint64_t)>& progress);
 
-// The text in field `field` of a line. Corrupt, naming `place`, if it is no
-// JSON object of UTF-8 with such a field, or is nested more than kMaxJsonDepth
-// deep.
+// The text in field `field` of a line. Corrupt, naming `place` and what is
+// wrong, if it is no JSON object of UTF-8 with such a field, or is nested more
+// than kMaxJsonDepth deep.
 Result<std::string> text_field(std::string_view line, const std::string& field,
                                const std::string& place);
 

@@ -19,6 +19,7 @@ namespace {
 
 constexpr size_t kInputBytes = size_t{1} << 18;
 constexpr size_t kPortion = size_t{1} << 20;
+constexpr std::string_view kByteOrderMark = "\xEF\xBB\xBF";
 
 // Formats that people try, by their first bytes or the end of their names.
 struct OtherFormat {
@@ -185,6 +186,24 @@ struct TextReader::Impl {
     return ok_status();
   }
 
+  Result<size_t> read(std::span<char> out) {
+    if (gunzip) return gunzip_to(out);
+    if (stream == nullptr) return read_raw(out);
+    if (out.empty() || empty) return size_t{0};
+    const la_ssize_t got = archive_read_data(stream, out.data(), out.size());
+    if (got < 0) return error();
+    if (got == 0) RETURN_IF_ERROR(check_end());
+    return static_cast<size_t>(got);
+  }
+  Status read_first() {
+    for (char c; first.size() < kByteOrderMark.size(); first += c) {
+      ASSIGN_OR_RETURN(const size_t got, read({&c, 1}));
+      if (got == 0) break;
+    }
+    if (first == kByteOrderMark) first.clear();
+    return ok_status();
+  }
+
   const std::unique_ptr<File> file;
   const std::string path;
   uint64_t size = 0;
@@ -195,6 +214,8 @@ struct TextReader::Impl {
   std::optional<Gunzip> gunzip;
   bool compressed = false;
   bool empty = false;  // when decompressed
+  bool begun = false;  // nothing is to be done at its beginning any more
+  std::string first;   // read there, and not returned yet
   Status failed;       // reading
 };
 
@@ -214,6 +235,7 @@ Result<TextReader> TextReader::open(const std::string& path, bool raw) {
   ASSIGN_OR_RETURN(auto file, posix_file_system()->open(path));
   auto impl = std::make_unique<Impl>(std::move(file), path);
   ASSIGN_OR_RETURN(impl->size, impl->file->size());
+  impl->begun = raw;
   if (raw || impl->size == 0) return TextReader(std::move(impl));
   std::string first(std::min<uint64_t>(impl->size, 4), '\0');
   RETURN_IF_ERROR(
@@ -233,13 +255,11 @@ Result<TextReader> TextReader::open(const std::string& path, bool raw) {
 
 Result<size_t> TextReader::read(std::span<char> out) {
   Impl& m = *impl_;
-  if (m.gunzip) return m.gunzip_to(out);
-  if (m.stream == nullptr) return m.read_raw(out);
-  if (out.empty() || m.empty) return size_t{0};
-  const la_ssize_t got = archive_read_data(m.stream, out.data(), out.size());
-  if (got < 0) return m.error();
-  if (got == 0) RETURN_IF_ERROR(m.check_end());
-  return static_cast<size_t>(got);
+  if (!std::exchange(m.begun, true)) RETURN_IF_ERROR(m.read_first());
+  if (m.first.empty()) return m.read(out);
+  const size_t n = m.first.copy(out.data(), out.size());
+  m.first.erase(0, n);
+  return n;
 }
 
 bool Utf8Check::feed(std::string_view bytes) {

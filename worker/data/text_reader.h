@@ -32,7 +32,8 @@ class TextReader {
   TextReader& operator=(TextReader&&) noexcept;
   ~TextReader();
 
-  // Reads up to out.size() bytes of text; returns 0 at the end. Corrupt on a
+  // Reads up to out.size() bytes of text; returns 0 at the end. A byte order
+  // mark at its beginning is no part of it, unless `raw`. Corrupt on a
   // truncated or damaged compressed file.
   Result<size_t> read(std::span<char> out);
 

@@ -27,6 +27,21 @@ TEST(JsonLines, LinesComeWithTheirPlaces) {
   EXPECT_EQ(got, (std::vector<std::string>{":1 one", ":4 two\r", ":5 three"}));
 }
 
+TEST(JsonLines, AByteOrderMarkIsNoPartOfTheFirstLine) {
+  const TempDir dir;
+  auto reader =
+      TextReader::open(dir.write("a.jsonl", "\uFEFF{}\n\uFEFF")).value();
+  std::vector<std::string> got;
+  ASSERT_OK(for_each_line(
+      reader,
+      [&](std::string_view line, const std::string&) {
+        got.emplace_back(line);
+        return ok_status();
+      },
+      [](uint64_t) {}));
+  EXPECT_EQ(got, (std::vector<std::string>{"{}", "\uFEFF"}));
+}
+
 TEST(JsonLines, AFieldThatIsNoTextIsNamed) {
   EXPECT_EQ(text_field(R"({"text": "a\u00e9\n"})", "text", "f:1").value(),
             "a\u00e9\n");
@@ -35,9 +50,15 @@ TEST(JsonLines, AFieldThatIsNoTextIsNamed) {
     EXPECT_EQ(text.status().code(), Code::kCorrupt) << line;
     return text.status().message();
   };
-  for (const char* line : {"{", "[1]", "{\"body\": \"\xff\"}"})
-    EXPECT_TRUE(why(line).starts_with("f:1: is no JSON object of UTF-8 text; "))
-        << why(line);
+  const std::string none = "f:1: is no JSON object of UTF-8 text";
+  EXPECT_TRUE(why("[1]").starts_with(none + "; JSON is read")) << why("[1]");
+  for (const auto& [line, reason] :
+       {std::pair{"{", "unexpected end of input"},
+        {"{\"body\": \"\xff\"}", "invalid string: ill-formed UTF-8 byte"},
+        {R"({"body": "\ud83d!"})",
+         "invalid string: surrogate U+D800..U+DBFF must be followed"},
+        {R"({"body": "a", "n": 1e999})", "number overflow parsing '1e999'"}})
+    EXPECT_TRUE(why(line).starts_with(none + " (" + reason)) << why(line);
   EXPECT_EQ(why(R"({"text": "a"})"),
             "f:1: has no text in field \"body\" (--field)");
   EXPECT_EQ(why(R"({"body": 1})"),

@@ -51,6 +51,27 @@ TEST(TextReader, PlainAndXzGiveTheSameTextInAnyPortions) {
   }
 }
 
+TEST(TextReader, AByteOrderMarkAtTheBeginningIsNoText) {
+  const TempDir dir;
+  const std::string mark = "\uFEFF";
+  for (const std::string& text :
+       {std::string(), std::string("a"), std::string("\xEF\xBB"),
+        "text " + mark, mark, mark.substr(0, 2) + "a"})
+    for (const size_t portion : {1, 2, 4096}) {
+      Status why;
+      for (const char* filter : {"", "gzip", "xz"}) {
+        const std::string whole = mark + text;
+        const std::string path =
+            dir.write("a", *filter == 0 ? whole : compressed(whole, filter));
+        EXPECT_EQ(read_text(path, portion, &why), text) << filter;
+        EXPECT_OK(why);
+      }
+    }
+  ASSERT_OK_AND(auto raw, TextReader::open(dir.write("a", mark), true));
+  std::vector<char> bytes(8);
+  EXPECT_EQ(raw.read(bytes).value(), mark.size());
+}
+
 TEST(TextReader, AnEmptyTextMayBeCompressed) {
   TempDir dir;
   // gzip -c /dev/null
