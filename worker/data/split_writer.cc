@@ -3,40 +3,20 @@
 #include <fmt/format.h>
 
 #include <algorithm>
-#include <cctype>
 #include <cmath>
 #include <iterator>
 #include <utility>
 
-#include "proto/base/machine.h"
 #include "proto/base/rng.h"
 
 namespace remesh::data {
 namespace {
-
-// Longer documents are encoded in parts.
-constexpr size_t kPartBytes = size_t{4} << 20;
-// What a thread encodes at once, if it is not one part.
-constexpr size_t kTogether = size_t{1} << 20;
 
 // Whether block number `block` is held out, as every (1 / fraction)-th is.
 bool held_out(double fraction, double phase, int64_t block) {
   const auto b = static_cast<double>(block);
   return std::floor((b + 1) * fraction + phase) >
          std::floor(b * fraction + phase);
-}
-
-bool is_space(char c) {
-  return std::isspace(static_cast<unsigned char>(c)) != 0;
-}
-
-// Where a text is best divided: behind the last line in its second half whose
-// end has no white space beside it, or else at the end.
-size_t part_end(std::string_view text) {
-  for (size_t at = text.size() - 1; at > text.size() / 2; --at)
-    if (text[at - 1] == '\n' && !is_space(text[at]) && !is_space(text[at - 2]))
-      return at;
-  return text.size();
 }
 
 }  // namespace
@@ -94,35 +74,40 @@ BlockRouter::BlockRouter(double fraction, uint64_t seed, int64_t block_bytes,
              0x1p-53),
       block_bytes_(block_bytes),
       tokenizer_(tokenizer),
-      train_(train),
-      val_(val),
-      threads_(static_cast<size_t>(std::max(1, usable_cores()))) {}
+      splits_{&train, &val},
+      encoder_(tokenizer, {.ends = true},
+               [this](int to, std::span<const int32_t> tokens) {
+                 return splits_[static_cast<size_t>(to)]->append(tokens);
+               }) {}
 
-SplitWriter* BlockRouter::next_block() {
-  return held_out(fraction_, phase_, blocks_++) ? &val_ : &train_;
+int BlockRouter::next_block() {
+  return held_out(fraction_, phase_, blocks_++) ? 1 : 0;
 }
 
 Status BlockRouter::add(const TextBlock& block) {
-  SplitWriter* to = next_block();
+  const int to = next_block();
   const std::string_view text = block.text;
   size_t begin = 0;
   size_t k = 0;
   if (!block.ends.empty() && block.ends[0] == 0) {
     k = 1;
-    RETURN_IF_ERROR(close());
-  } else if (open_ != nullptr && open_ != to) {
-    RETURN_IF_ERROR(close());  // the document continues in the other split
+    RETURN_IF_ERROR(encoder_.end());
+  } else if (to != last_) {
+    RETURN_IF_ERROR(encoder_.end());  // it continues in the other split
   }
+  last_ = to;
   for (; k < block.ends.size(); ++k) {
-    RETURN_IF_ERROR(append(to, text.substr(begin, block.ends[k] - begin)));
-    RETURN_IF_ERROR(close());
+    RETURN_IF_ERROR(
+        encoder_.add(text.substr(begin, block.ends[k] - begin), to));
+    RETURN_IF_ERROR(encoder_.end());
     begin = block.ends[k];
   }
-  return append(to, text.substr(begin));
+  return encoder_.add(text.substr(begin), to);
 }
 
 Status BlockRouter::add(const Conversation& conversation) {
-  if (conversations_to_ == nullptr) conversations_to_ = next_block();
+  if (conversations_to_ == nullptr)
+    conversations_to_ = splits_[static_cast<size_t>(next_block())];
   bool begins = true, after_added = false;
   for (const ChatPiece& piece : conversation) {
     tokens_.clear();
@@ -146,71 +131,6 @@ Status BlockRouter::add(const Conversation& conversation) {
     conversations_to_ = nullptr;
     conversation_bytes_ = 0;
   }
-  return ok_status();
-}
-
-Status BlockRouter::append(SplitWriter* to, std::string_view text) {
-  if (text.empty()) return ok_status();
-  open_ = to;
-  text_ += text;
-  return text_.size() < kPartBytes ? ok_status()
-                                   : add_part(part_end(text_), /*ends=*/false);
-}
-
-Status BlockRouter::add_part(size_t bytes, bool ends) {
-  parts_.push_back({open_, text_.substr(0, bytes), continues_, ends});
-  parts_bytes_ += bytes + sizeof(Part);  // documents may be tiny
-  text_.erase(0, bytes);
-  continues_ = true;
-  if (parts_bytes_ < kTogether) return ok_status();
-  start_encoding();
-  return encoding_.size() <= threads_ ? ok_status() : write_encoded();
-}
-
-void BlockRouter::start_encoding() {
-  encoding_.push_back(std::async(
-      std::launch::async,
-      [this, parts = std::exchange(parts_, {})]() -> Result<Encoded> {
-        return encode(parts);
-      }));
-  parts_bytes_ = 0;
-}
-
-Result<BlockRouter::Encoded> BlockRouter::encode(
-    const std::vector<Part>& parts) const {
-  Encoded out;
-  for (const Part& part : parts) {
-    std::vector<int32_t> tokens;
-    RETURN_IF_ERROR(tokenizer_.encode(
-        part.text, {.continues = part.continues, .continued = !part.ends},
-        tokens));
-    if (part.ends) tokens.push_back(tokenizer_.end_of_text());
-    out.emplace_back(part.to, std::move(tokens));
-  }
-  return out;
-}
-
-// Waits for the oldest, which follows what has been written.
-Status BlockRouter::write_encoded() {
-  auto encoded = encoding_.front().get();
-  encoding_.pop_front();
-  if (!encoded.ok()) return encoded.status();
-  for (const auto& [to, tokens] : *encoded) RETURN_IF_ERROR(to->append(tokens));
-  return ok_status();
-}
-
-Status BlockRouter::finish() {
-  if (!parts_.empty()) start_encoding();
-  while (!encoding_.empty()) RETURN_IF_ERROR(write_encoded());
-  return ok_status();
-}
-
-// Ends the open document in the split that has its last part.
-Status BlockRouter::close() {
-  if (open_ == nullptr) return ok_status();
-  RETURN_IF_ERROR(add_part(text_.size(), /*ends=*/true));
-  continues_ = false;
-  open_ = nullptr;
   return ok_status();
 }
 

@@ -3,20 +3,18 @@
 // its own.
 #pragma once
 
+#include <array>
 #include <cstdint>
-#include <deque>
-#include <future>
 #include <optional>
 #include <span>
 #include <string>
-#include <string_view>
-#include <utility>
 #include <vector>
 
 #include "proto/base/file_system.h"
 #include "proto/base/status.h"
 #include "proto/data/index.h"
 #include "worker/data/chat_template.h"
+#include "worker/data/text_encoder.h"
 #include "worker/data/text_reader.h"
 #include "worker/data/token_shard.h"
 #include "worker/tokenizer/tokenizer.h"
@@ -65,59 +63,35 @@ class SplitWriter {
 
 // Distributes blocks over the two splits: every (1 / fraction)-th is held out.
 //
-// A document of text, as far as it is in one split, is encoded as a whole and
-// followed by the token that ends a text. If it is longer than 4 MiB, parts end
-// where the usual tokenizers never merge. A conversation is never divided, and
-// its pieces are encoded one by one, as they are when a model is asked.
-//
-// Text is encoded by as many threads as there are cores, about a MiB or one
-// part each, and written in its order, so that the shards do not depend on
-// them.
+// A document of text, as far as it is in one split, is encoded by a TextEncoder
+// and followed by the token that ends a text. A conversation is never divided,
+// and its pieces are encoded one by one, as they are when a model is asked.
 class BlockRouter {
  public:
   BlockRouter(double fraction, uint64_t seed, int64_t block_bytes,
               const tokenizer::Tokenizer& tokenizer, SplitWriter& train,
               SplitWriter& val);
+  BlockRouter(const BlockRouter&) = delete;
+  BlockRouter& operator=(const BlockRouter&) = delete;
 
   Status add(const TextBlock& block);
   Status add(const Conversation& conversation);
   // Writes what is being encoded. Call it after the last add().
-  Status finish();
+  Status finish() { return encoder_.finish(); }
   int64_t conversations() const { return conversations_; }
   // Tokens of answers in them.
   int64_t answer_tokens() const { return answer_tokens_; }
 
  private:
-  // Text of a document, of which it may be the end.
-  struct Part {
-    SplitWriter* to;
-    std::string text;
-    bool continues, ends;
-  };
-  using Encoded =
-      std::vector<std::pair<SplitWriter*, std::vector<int32_t>>>;  // by part
-
-  SplitWriter* next_block();
-  Status append(SplitWriter* to, std::string_view text);
-  Status add_part(size_t bytes, bool ends);
-  void start_encoding();
-  Status write_encoded();
-  Result<Encoded> encode(const std::vector<Part>& parts) const;
-  Status close();
+  int next_block();  // its split: an index of splits_
 
   double fraction_;
   double phase_;
   int64_t block_bytes_;
   const tokenizer::Tokenizer& tokenizer_;
-  SplitWriter& train_;
-  SplitWriter& val_;
-  SplitWriter* open_ = nullptr;  // the split of a document without an end yet
-  std::string text_;             // of that document, not yet a part
-  bool continues_ = false;       // parts of that document have been taken
-  std::vector<Part> parts_;      // to be encoded
-  size_t parts_bytes_ = 0;
-  size_t threads_;
-  std::deque<std::future<Result<Encoded>>> encoding_;  // the oldest first
+  std::array<SplitWriter*, 2> splits_;  // training, validation
+  int last_ = 0;                        // the split of the last block of text
+  TextEncoder encoder_;
   int64_t blocks_ = 0;
   SplitWriter* conversations_to_ = nullptr;  // the split of this block
   int64_t conversation_bytes_ = 0;           // in it

@@ -6,6 +6,7 @@
 #include <iterator>
 #include <memory>
 #include <optional>
+#include <span>
 #include <string>
 #include <vector>
 
@@ -13,6 +14,7 @@
 #include "proto/base/progress_bar.h"
 #include "worker/data/commands.h"
 #include "worker/data/json_lines.h"
+#include "worker/data/text_encoder.h"
 #include "worker/data/text_reader.h"
 #include "worker/tokenizer/tokenizer.h"
 #include "worker/tokenizer/trainer.h"
@@ -21,6 +23,7 @@ namespace remesh::data {
 namespace {
 
 constexpr size_t kTrainBlock = size_t{1} << 20;
+constexpr size_t kPortion = size_t{1} << 20;  // of the standard input
 
 struct Options {
   std::string tokenizer;
@@ -35,29 +38,43 @@ struct Options {
   bool overwrite = false;
 };
 
-// --text, or else the standard input.
-std::string input_of(const Options& o) {
-  if (o.text) return *o.text;
-  return {std::istreambuf_iterator<char>(std::cin), {}};
-}
-
+// Prints the tokens as they come, or, as JSON, all of them at the end.
 Status encode(const Options& o) {
   ASSIGN_OR_RETURN(const auto tokenizer,
                    tokenizer::open_tokenizer(o.tokenizer));
-  std::vector<int32_t> tokens;
-  RETURN_IF_ERROR(
-      tokenizer->encode(input_of(o), {.special = o.special}, tokens));
+  std::vector<int32_t> ids;
+  const char* between = "";
+  TextEncoder encoder(*tokenizer, {.special = o.special},
+                      [&](int, std::span<const int32_t> tokens) {
+                        if (o.json) {
+                          ids.insert(ids.end(), tokens.begin(), tokens.end());
+                        } else if (!tokens.empty()) {
+                          fmt::print("{}{}", between, fmt::join(tokens, " "));
+                          between = " ";
+                        }
+                        return ok_status();
+                      });
+  if (o.text) RETURN_IF_ERROR(encoder.add(*o.text, 0));
+  std::vector<char> portion(o.text ? 0 : kPortion);
+  while (!portion.empty() && std::cin) {
+    std::cin.read(portion.data(), std::ssize(portion));
+    RETURN_IF_ERROR(encoder.add(
+        {portion.data(), static_cast<size_t>(std::cin.gcount())}, 0));
+  }
+  RETURN_IF_ERROR(encoder.finish());
   if (o.json)
-    print_json({{"tokenizer", tokenizer->id()}, {"ids", tokens}});
+    print_json({{"tokenizer", tokenizer->id()}, {"ids", ids}});
   else
-    fmt::print("{}\n", fmt::join(tokens, " "));
+    fmt::print("\n");
   return ok_status();
 }
 
 Status decode(const Options& o) {
   ASSIGN_OR_RETURN(const auto tokenizer,
                    tokenizer::open_tokenizer(o.tokenizer));
-  const std::string numbers = input_of(o);
+  const std::string numbers =
+      o.text ? *o.text
+             : std::string(std::istreambuf_iterator<char>(std::cin), {});
   std::vector<int32_t> tokens;
   const char* const end = numbers.data() + numbers.size();
   for (const char* at = numbers.data(); at != end;) {

@@ -294,6 +294,8 @@ expect 0 "" "$bin/remesh" tokenizer encode --tokenizer bytes --text ""
   echo "FAIL: an empty text has tokens: $out"
   failed=1
 }
+expect 0 "195 169 10" sh -c \
+  "printf '\303\251\n' | '$bin/remesh' tokenizer encode --tokenizer bytes"
 # The text of JSON lines, not their syntax.
 for i in 1 2 3 4 5 6 7 8 9; do
   echo '{"zzzz": "qqqq", "text": "to be or not to be"}'

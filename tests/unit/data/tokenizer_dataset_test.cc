@@ -9,6 +9,7 @@
 #include "worker/data/dataset.h"
 #include "worker/data/prepare.h"
 #include "worker/data/split_writer.h"
+#include "worker/data/text_encoder.h"
 #include "worker/data/token_shard.h"
 #include "worker/tokenizer/tokenizer.h"
 #include "worker/tokenizer/trainer.h"
@@ -77,6 +78,35 @@ TEST(TokenizerDataset, ALongDocumentIsEncodedInParts) {
   expected.push_back(499);
   const auto set = Dataset::open(dir / "out");
   EXPECT_EQ(tokens_of(set->train()), expected);
+}
+
+// Without a line end it is divided before a word.
+TEST(TextEncoder, ATextThatComesInPortionsHasTheTokensOfTheWhole) {
+  std::string text;
+  while (text.size() < size_t{9} << 20)
+    text += " na\u00EFve " + std::to_string(text.size() % 919);
+  auto trainer = tokenizer::Trainer::make(400);
+  ASSERT_OK(trainer->add(text.substr(0, 100'000)));
+  const TempDir dir;
+  ASSERT_OK_AND(const auto tokenizer,
+                tokenizer::open_tokenizer(
+                    dir.write("t.json", trainer->finish().value())));
+  for (const bool ends : {false, true}) {
+    std::vector<int32_t> got, expected;
+    TextEncoder encoder(*tokenizer, {.ends = ends},
+                        [&](int to, std::span<const int32_t> tokens) {
+                          EXPECT_EQ(to, 7);
+                          got.insert(got.end(), tokens.begin(), tokens.end());
+                          return ok_status();
+                        });
+    for (size_t at = 0; at < text.size(); at += 1'000'003)
+      ASSERT_OK(
+          encoder.add(std::string_view(text).substr(at, size_t{1'000'003}), 7));
+    ASSERT_OK(encoder.finish());
+    ASSERT_OK(tokenizer->encode(text, {}, expected));
+    if (ends) expected.push_back(tokenizer->end_of_text());
+    EXPECT_TRUE(got == expected) << got.size() << " and " << expected.size();
+  }
 }
 
 // Bytes, which remembers what threads have encoded.
