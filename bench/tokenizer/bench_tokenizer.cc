@@ -41,7 +41,7 @@ struct Options {
 };
 
 Result<std::string> read_text(const std::string& path, size_t max_bytes) {
-  ASSIGN_OR_RETURN(data::TextReader reader, data::TextReader::open(path, true));
+  ASSIGN_OR_RETURN(data::TextReader reader, data::TextReader::open(path));
   std::string text(max_bytes, '\0');
   size_t size = 0;
   for (;;) {
