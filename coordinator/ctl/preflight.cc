@@ -194,9 +194,9 @@ std::optional<Need> tokenizer_need(const pb::Job& job) {
   if (!same) {
     n.here = index->tokenizer;
     n.problem = fmt::format(
-        "the data set was prepared with another tokenizer than that of the "
-        "model (a vocabulary of {}; the model has one of {}): if its tokens "
-        "are not the same, prepare it again with --tokenizer {}",
+        "the data set was prepared with a different tokenizer from the model's "
+        "(a vocabulary of {}; the model has one of {}): if its tokens are not "
+        "the same, prepare it again with --tokenizer {}",
         index->vocab_size, job.model().vocab_size(), n.needed);
   }
   return n;

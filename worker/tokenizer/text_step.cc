@@ -18,7 +18,7 @@ Status check_growth(size_t before, size_t after) {
       std::min(size_t{INT32_MAX}, 16 * before + (size_t{1} << 20));
   if (after <= most) return ok_status();
   return invalid_argument(
-      fmt::format("a text of {} bytes: becomes over {} by the tokenizer's file",
+      fmt::format("the tokenizer makes a text of {} bytes longer than {} bytes",
                   before, most));
 }
 

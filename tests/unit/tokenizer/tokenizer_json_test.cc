@@ -322,7 +322,7 @@ TEST(TokenizerJson, ATextDoesNotGrowWithoutLimit) {
     json["normalizer"] = normalizer;
     Tokens tokens;
     EXPECT_SAYS(parse(json)->encode("a", {}, tokens),
-                "a text of 1 bytes: becomes over 1048592");
+                "makes a text of 1 bytes longer than 1048592 bytes");
   }
   EXPECT_HAS(problem(byte_level(),
                      [&](Json& j) {
