@@ -133,6 +133,7 @@ PROTOCOL = pathlib.Path("proto/PROTOCOL.md")
 STRINGS = r'((?:"[^"]*"\s*)+)'
 EVENT = re.compile(r'^EVENT\(\s*k\w+,\s*"(\w+)",\s*k\w+,\s*' + STRINGS +
                    r",\s*" + STRINGS + r"\)$", re.M)
+MESSAGE = re.compile(r"((?:^    // .*\n)+)^    (\w+) \w+ = \d+", re.M)
 EXIT_CODE = re.compile(r"^  kExit\w+ = (\d+),((?:\s*//.*)*)", re.M)
 
 
@@ -158,7 +159,18 @@ def exit_code_table():
     return rows
 
 
-TABLES = {"proto/rundir/events.inc": event_table,
+def message_table():
+    proto = pathlib.Path("proto/control.proto").read_text()
+    rows = ["| message | from | to | content |", "|---|---|---|---|"]
+    for comment, name in MESSAGE.findall(proto.partition("oneof body {")[2]):
+        text = " ".join(comment.replace("//", " ").split())
+        ends, _, content = text.partition(": ")
+        rows.append(f"| `{name}` | {ends.replace(' -> ', ' | ')} | {content} |")
+    return rows
+
+
+TABLES = {"proto/control.proto": message_table,
+          "proto/rundir/events.inc": event_table,
           "proto/base/exit_code.h": exit_code_table}
 
 

@@ -95,7 +95,7 @@ class Cluster {
       for (size_t i = 0; i < workers_.size(); ++i)
         if (!workers_[i].dead &&
             static_cast<int64_t>(i) % kReportMs == now_ % kReportMs)
-          inputs.emplace_back(core::ReportReceived{report_of(i), ""});
+          inputs.emplace_back(message_of(i));
       if (now_ % kTickMs == 0)
         inputs.emplace_back(core::Tick{.synced_step = finished_});
       if (scan_) inputs.emplace_back(core::CheckpointsScanned{});
@@ -106,7 +106,7 @@ class Cluster {
         std::move(actions.begin(), actions.end(), std::back_inserter(all));
       };
       for (const core::Input& input : inputs)
-        add(std::holds_alternative<core::ReportReceived>(input)
+        add(std::holds_alternative<core::MessageReceived>(input)
                 ? core_.take(input, now_)
                 : core_.on(input, now_));
       // As the daemon does it. Of settle() only its CPU time passes.
@@ -133,7 +133,12 @@ class Cluster {
     bool dead = false;
   };
 
-  pb::Report report_of(size_t i) {
+  core::MessageReceived message_of(size_t i) {
+    core::MessageReceived out;
+    *out.message.mutable_report() = report_of(i);
+    return out;
+  }
+  const pb::Report& report_of(size_t i) {
     Worker& w = workers_[i];
     const bool runs = w.report.state() == pb::Report::RUNNING;
     w.report.set_seq(w.report.seq() + 1);

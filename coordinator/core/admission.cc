@@ -103,7 +103,6 @@ uint64_t proof_of(const std::string& secret, uint64_t epoch,
 }
 
 bool takes_part(const pb::FenceIn& f, const pb::Durable& d) {
-  if (!limits::check(f).ok()) return false;
   const auto& places = d.assignment().ranks();
   const auto ranks = static_cast<size_t>(
       std::count_if(places.begin(), places.end(),
@@ -135,10 +134,9 @@ std::vector<const pb::StepMetrics*> metrics_that_count(const pb::Report& r,
 Admission::Admission(const wire::ProtocolRange& protocol)
     : protocol_(protocol), lives_(kLivesPerS, kLivesAtOnce) {}
 
-Admission::Verdict Admission::judge(const ReportReceived& e,
+Admission::Verdict Admission::judge(const pb::Report& r, const std::string& key,
                                     const ClusterView& view,
                                     const Options& options) {
-  const pb::Report& r = e.report;
   if (const Status s = check_protocol(r, protocol_); !s.ok())
     return refuse(r.worker(), s.message(), pb::Refusal::PERMANENT, view.now_ms);
   auto admitted = admit(r, view, options);
@@ -156,7 +154,7 @@ Admission::Verdict Admission::judge(const ReportReceived& e,
   // One that comes too early is taken later: its worker repeats what it says.
   const Roster::Member* m = view.roster.find(r.worker());
   const bool known = m != nullptr && m->report.incarnation() == r.incarnation();
-  if (!e.key.empty() && !known && !lives_.admits(e.key, view.now_ms)) {
+  if (!key.empty() && !known && !lives_.admits(key, view.now_ms)) {
     drop();
     return {.event =
                 event(r.worker(), "too many new workers of one key at once",

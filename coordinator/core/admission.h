@@ -18,7 +18,7 @@ namespace remesh::core {
 // Time that workers have to find a restarted coordinator.
 inline constexpr int64_t kReconnectSlackMs = 3000;
 
-// Whether the worker has a part in the fence.
+// Whether the worker has a part in the fence, which limits::check() accepts.
 bool takes_part(const pb::FenceIn& fence, const pb::Durable& durable);
 // The report's metrics of generations in which the worker had a part. While no
 // generation runs, also those of a worker that was declared dead.
@@ -39,8 +39,9 @@ class Admission {
   // protocol: what this coordinator speaks.
   explicit Admission(const wire::ProtocolRange& protocol);
 
-  Verdict judge(const ReportReceived& e, const ClusterView& view,
-                const Options& options);
+  // key: that the sender proved to have; "": without keys.
+  Verdict judge(const pb::Report& report, const std::string& key,
+                const ClusterView& view, const Options& options);
   // Counts a message that is not taken, of which nobody is told.
   void drop() { ++dropped_; }
   uint64_t dropped() const { return dropped_; }

@@ -29,8 +29,9 @@ struct Tick {
   // The metrics of the steps up to this one survive a crash of the host.
   int64_t synced_step = 0;
 };
-struct ReportReceived {
-  pb::Report report;
+// From a worker.
+struct MessageReceived {
+  pb::Envelope message;
   std::string key;  // that its sender proved to have; "": without keys
 };
 // The right of a key to a worker name that another key registered.
@@ -38,9 +39,6 @@ enum class Claim {
   kNone,
   kWhenDead,  // once that worker is dead
   kNow,
-};
-struct FenceReceived {
-  pb::FenceIn fence;
 };
 // The transport saw the worker's connection break; it may come back.
 struct PeerLost {
@@ -69,8 +67,8 @@ struct CheckpointsScanned {
   int64_t claimed = 0;  // newest generation that claimed the folder
 };
 
-using Input = std::variant<Tick, ReportReceived, FenceReceived, PeerLost,
-                           CommandReceived, CheckpointsScanned>;
+using Input = std::variant<Tick, MessageReceived, PeerLost, CommandReceived,
+                           CheckpointsScanned>;
 
 // ----------------------------------------------------------------- actions
 

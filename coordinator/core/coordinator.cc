@@ -8,6 +8,7 @@
 #include "coordinator/core/durable.h"
 #include "coordinator/core/job_shape.h"
 #include "proto/base/exit_code.h"
+#include "proto/limits/plausible.h"
 
 namespace remesh::core {
 namespace {
@@ -130,8 +131,17 @@ void Coordinator::handle(const Tick& e) {
   synced_step_ = std::max(synced_step_, e.synced_step);
 }
 
-void Coordinator::handle(const ReportReceived& e) {
-  Admission::Verdict verdict = admission_.judge(e, view(), options_);
+// Of a report that does not count its worker is told; of others nobody is.
+void Coordinator::handle(const MessageReceived& e) {
+  const pb::Envelope& m = e.message;
+  if (m.has_report()) return take_report(m.report(), e.key);
+  if (!limits::check(m).ok()) return admission_.drop();
+  if (m.has_fence_in()) take_fence(m.fence_in());
+}
+
+void Coordinator::take_report(const pb::Report& report,
+                              const std::string& key) {
+  Admission::Verdict verdict = admission_.judge(report, key, view(), options_);
   if (verdict.refusal) act(Refuse{std::move(*verdict.refusal)});
   if (verdict.event) emit(std::move(*verdict.event));
   if (!verdict.report) return;
@@ -139,7 +149,7 @@ void Coordinator::handle(const ReportReceived& e) {
   const auto changes =
       roster_.on_report(r, durable_, detector_.silent_ms(), now_ms_);
   // The shell has asked whether the key may use the name.
-  if (!e.key.empty() && owners_.add(r.worker(), e.key, roster_, &durable_))
+  if (!key.empty() && owners_.add(r.worker(), key, roster_, &durable_))
     persist();
   announce(changes.value());
   if (r.coordinator_epoch() > durable_.epoch()) {
@@ -168,9 +178,9 @@ void Coordinator::skip_to_generation_of(const pb::Report& r) {
                   r.worker(), r.generation()));
 }
 
-void Coordinator::handle(const FenceReceived& e) {
-  if (!takes_part(e.fence, durable_)) return admission_.drop();
-  const FenceRelay::Delivery delivery = fences_.add(e.fence, durable_);
+void Coordinator::take_fence(const pb::FenceIn& f) {
+  if (!takes_part(f, durable_)) return admission_.drop();
+  const FenceRelay::Delivery delivery = fences_.add(f, durable_);
   for (const std::string& worker : delivery.workers)
     act(SendFence{worker, delivery.result});
 }

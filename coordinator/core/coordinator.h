@@ -89,7 +89,7 @@ class Coordinator {
   // now_ms: monotonic, milliseconds. The first actions come from start().
   std::vector<Action> start(int64_t now_ms);
   std::vector<Action> on(const Input& input, int64_t now_ms);
-  // For reports and fences, of which a large job sends thousands a second, for
+  // For messages of workers, of which a large job sends thousands a second, for
   // connections, which may all end at once, and for questions. What they mean
   // for the job as a whole is decided in settle() for all of them, or before
   // the next other input.
@@ -106,11 +106,12 @@ class Coordinator {
  private:
   void hear(const Input& input, int64_t now_ms);
   void handle(const Tick& e);
-  void handle(const ReportReceived& e);
-  void handle(const FenceReceived& e);
+  void handle(const MessageReceived& e);
   void handle(const PeerLost& e);
   void handle(const CommandReceived& e);
   void handle(const CheckpointsScanned& e);
+  void take_report(const pb::Report& r, const std::string& key);
+  void take_fence(const pb::FenceIn& f);
   void advance_to(int64_t now_ms);
   void skip_to_generation_of(const pb::Report& report);
 

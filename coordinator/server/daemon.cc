@@ -264,10 +264,9 @@ class DaemonImpl : public Daemon {
   void handle(const wire::Received& r) {
     if (const auto why = door_->judge(r.key, r.envelope, *core_))
       return refuse(r, *why);
-    if (r.envelope.has_report()) take_report(r);
-    if (r.envelope.has_fence_in())
-      take(core::FenceReceived{r.envelope.fence_in()});
-    if (r.envelope.has_command()) take_command(r);
+    if (r.envelope.has_report()) return take_report(r);
+    if (r.envelope.has_command()) return take_command(r);
+    take(core::MessageReceived{r.envelope, r.key});
   }
 
   void take_command(const wire::Received& r) {
@@ -294,7 +293,7 @@ class DaemonImpl : public Daemon {
     if (ended_) return;
     const pb::Report& report = r.envelope.report();
     const auto actions =
-        core_->take(core::ReportReceived{report, r.key}, monotonic_ms());
+        core_->take(core::MessageReceived{r.envelope, r.key}, monotonic_ms());
     if (core_->roster().newest_is(report))
       sender_->note(r.peer, report, [this](const std::string& name) {
         return core_->roster().find(name) != nullptr;

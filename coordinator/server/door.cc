@@ -26,17 +26,23 @@ constexpr double kClockJumpsS = 30;
 constexpr size_t kMostName = 64;         // characters of what others sent
 constexpr int64_t kClocksDifferS = 600;  // at most, of two hosts
 
+using google::protobuf::FieldDescriptor;
+
+// The field of the envelope that has the message; nullptr: none.
+const FieldDescriptor* body_of(const pb::Envelope& e) {
+  return e.GetReflection()->GetOneofFieldDescriptor(
+      e, e.GetDescriptor()->FindOneofByName("body"));
+}
+
+// The role that may send it; "": none.
+std::string sender_of(const pb::Envelope& e) {
+  const FieldDescriptor* f = body_of(e);
+  return f == nullptr ? "" : f->options().GetExtension(pb::sent_by);
+}
+
 bool may_say(const std::string& role, const pb::Envelope& e) {
-  switch (e.body_case()) {
-    case pb::Envelope::kReport:
-    case pb::Envelope::kFenceIn:
-      return role == "worker";
-    case pb::Envelope::kCommand:
-      return role == "operator" ||
-             (role == "viewer" && e.command().kind() == pb::Command::STATUS);
-    default:
-      return false;
-  }
+  if (role == "viewer") return e.command().kind() == pb::Command::STATUS;
+  return !role.empty() && role == sender_of(e);
 }
 
 bool matches(const std::string& pattern, const std::string& worker) {
@@ -51,8 +57,12 @@ Status wrong_clock(double ahead_s) {
       format_duration(std::abs(ahead_s)), ahead_s < 0 ? "behind" : "ahead of"));
 }
 
-const std::string& worker_of(const pb::Envelope& e) {
-  return e.has_report() ? e.report().worker() : e.fence_in().worker();
+// The name that each message of a worker has; "": it is not a worker's.
+std::string worker_of(const pb::Envelope& e) {
+  if (sender_of(e) != "worker") return "";
+  const auto& body = e.GetReflection()->GetMessage(e, body_of(e));
+  return body.GetReflection()->GetString(
+      body, body.GetDescriptor()->FindFieldByName("worker"));
 }
 
 }  // namespace
@@ -279,7 +289,7 @@ std::optional<pb::Refusal> Door::judge(const std::string& key,
   out.set_kind(pb::Refusal::PERMANENT);
   if (!out.reason().empty()) return out;
   if (no_auth() || message.has_command()) return std::nullopt;
-  const std::string& worker = worker_of(message);
+  const std::string worker = worker_of(message);
   const core::Claim right = claim(key, core.owners().owner_of(worker));
   if (core.owners().may_use(worker, key, right, core.roster()))
     return std::nullopt;

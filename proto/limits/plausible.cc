@@ -139,6 +139,14 @@ Status check_worker(const pb::Report& r, const Known& known) {
   return in_range<uint64_t>("incarnation", r.incarnation(), 0, kMaxIncarnation);
 }
 
+Status check_fence(const pb::FenceIn& f) {
+  RETURN_IF_ERROR(name("worker", f.worker()));
+  RETURN_IF_ERROR(number("generation", f.generation()));
+  RETURN_IF_ERROR(in_range<int64_t>("index", f.index(), 0, kMaxFenceIndex));
+  return in_range<size_t>("bytes of a fence", f.blob().size(), 0,
+                          kMaxFenceBytes * kMaxSlots);
+}
+
 template <typename Message>
 void clean_text(Message* message, const std::string& (Message::*get)() const,
                 std::string* (Message::*change)()) {
@@ -178,12 +186,9 @@ Status check(const pb::Report& r, const Known& known) {
   return ok_status();
 }
 
-Status check(const pb::FenceIn& f) {
-  RETURN_IF_ERROR(name("worker", f.worker()));
-  RETURN_IF_ERROR(number("generation", f.generation()));
-  RETURN_IF_ERROR(in_range<int64_t>("index", f.index(), 0, kMaxFenceIndex));
-  return in_range<size_t>("bytes of a fence", f.blob().size(), 0,
-                          kMaxFenceBytes * kMaxSlots);
+Status check(const pb::Envelope& m) {
+  if (m.has_fence_in()) return check_fence(m.fence_in());
+  return invalid_argument("not a message of a worker");
 }
 
 Status check(const pb::Command& c) {

@@ -52,7 +52,8 @@ struct Known {
 
 // Fails with invalid_argument, which names the field, its value and the limit.
 Status check(const pb::Report& report, const Known& known);
-Status check(const pb::FenceIn& fence);
+// Of messages that workers send, all but the report.
+Status check(const pb::Envelope& message);
 Status check(const pb::Command& command);
 Status check(const pb::Directive& directive);
 // Every degree at least 1, and at most kMaxRanks ranks.

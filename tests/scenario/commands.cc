@@ -6,6 +6,7 @@
 
 #include "proto/base/text.h"
 #include "tests/scenario/scripted_cluster.h"
+#include "tests/testing/messages.h"
 
 namespace remesh::scenario {
 
@@ -447,7 +448,7 @@ Status ScriptedCluster::report(const Command& c) {
     r.set_coordinator_epoch(static_cast<uint64_t>(c.number("epoch", 0)));
   if (c.number("proven", 0) != 0)
     r.set_proof(core::proof_of("", r.coordinator_epoch(), r.generation()));
-  drive(core::ReportReceived{r});
+  drive(core::received(r));
   return ok_status();
 }
 
@@ -483,7 +484,7 @@ Status ScriptedCluster::fence(const Command& c) {
       c.number("incarnation", static_cast<int64_t>(w->incarnation))));
   f.set_generation(c.number("generation", live_));
   f.set_index(c.number("index", 0));
-  drive(core::FenceReceived{f});
+  drive(core::received(f));
   return ok_status();
 }
 

@@ -288,13 +288,13 @@ void ScriptedCluster::drive(Worker& w, const agent::Event& event) {
 }
 
 void ScriptedCluster::act(Worker& w, const agent::Action& action) {
-  if (const auto* s = std::get_if<agent::SendReport>(&action)) {
-    const std::string text = report_text(s->report);
-    if (w.said != text) say(text);
-    w.said = text;
-    to_coordinator(w, core::ReportReceived{s->report});
-  } else if (const auto* f = std::get_if<agent::SendFence>(&action)) {
-    to_coordinator(w, core::FenceReceived{f->fence});
+  if (const auto* s = std::get_if<agent::Send>(&action)) {
+    if (s->message.has_report()) {
+      const std::string text = report_text(s->message.report());
+      if (w.said != text) say(text);
+      w.said = text;
+    }
+    to_coordinator(w, core::MessageReceived{s->message});
   } else if (const auto* p = std::get_if<agent::Spawn>(&action)) {
     spawn(w, p->assignment);
   } else if (const auto* k = std::get_if<agent::KillRanks>(&action)) {

@@ -16,6 +16,12 @@ namespace {
 constexpr int64_t kWorkerTickMs = 50;
 constexpr int64_t kCoordinatorTickMs = 50;
 
+const pb::Report* report_in(const core::Input& input) {
+  const auto* m = std::get_if<core::MessageReceived>(&input);
+  return m != nullptr && m->message.has_report() ? &m->message.report()
+                                                 : nullptr;
+}
+
 }  // namespace
 
 Cluster::Cluster(const SimOptions& options)
@@ -299,17 +305,16 @@ void Cluster::drive_coordinator(const core::Input& event) {
     for_each_sentence(const_cast<pb::Durable*>(&coordinator_->durable()),
                       reworded);
   if (waits) settle_later();
-  if (const auto* r = std::get_if<core::ReportReceived>(&event);
-      r != nullptr && coordinator_->roster().newest_is(r->report))
-    note_place(r->report);
+  if (const pb::Report* r = report_in(event);
+      r != nullptr && coordinator_->roster().newest_is(*r))
+    note_place(*r);
   perform(actions);
 }
 
 // Like the daemon, which decides once for all messages that have arrived.
 bool Cluster::waits_to_settle(const core::Input& event) const {
   return max_batch_ms_ > 0 &&
-         (std::holds_alternative<core::ReportReceived>(event) ||
-          std::holds_alternative<core::FenceReceived>(event));
+         std::holds_alternative<core::MessageReceived>(event);
 }
 
 void Cluster::settle_later() {
@@ -456,20 +461,19 @@ void Cluster::arrive(const std::string& from, const core::Input& event) {
        [this, from, event] { arrive(from, event); });
     return;
   }
-  const auto* r = std::get_if<core::ReportReceived>(&event);
+  const pb::Report* r = report_in(event);
   const auto follows = [&] {
-    return r != nullptr && coordinator_ &&
-           coordinator_->roster().newest_is(r->report);
+    return r != nullptr && coordinator_ && coordinator_->roster().newest_is(*r);
   };
   const bool again = follows();
-  const bool known = r != nullptr && is_known(r->report.worker());
+  const bool known = r != nullptr && is_known(r->worker());
   drive_coordinator(event);
   if (!follows() || again) return;
   heard_ms_[from] = now_;
   connection_lost_ms_.erase(from);
-  check_heard(r->report);
-  note_impostor(r->report);
-  if (known && r->report.incarnation() != workers_.at(from)->incarnation)
+  check_heard(*r);
+  note_impostor(*r);
+  if (known && r->incarnation() != workers_.at(from)->incarnation)
     violated("the name of a live worker was taken: " + from);
 }
 
@@ -649,14 +653,15 @@ void Cluster::drive_worker(Worker& w, const agent::Event& event) {
 void Cluster::do_action(Worker& w, const agent::Action& action) {
   const std::string name = w.name;
   const uint64_t life = w.incarnation;
-  if (const auto* s = std::get_if<agent::SendReport>(&action)) {
-    check_report(w, s->report);
-    pb::Report report = s->report;
-    if (options_.reword) for_each_sentence(&report, reworded);
-    overheard_.report = report;
-    deliver_to_coordinator(name, core::ReportReceived{report});
-  } else if (const auto* f = std::get_if<agent::SendFence>(&action)) {
-    deliver_to_coordinator(name, core::FenceReceived{f->fence});
+  if (const auto* s = std::get_if<agent::Send>(&action)) {
+    core::MessageReceived out{s->message};
+    if (out.message.has_report()) {
+      check_report(w, s->message.report());
+      pb::Report* report = out.message.mutable_report();
+      if (options_.reword) for_each_sentence(report, reworded);
+      overheard_.report = *report;
+    }
+    deliver_to_coordinator(name, out);
   } else if (const auto* p = std::get_if<agent::Spawn>(&action)) {
     spawn(w, p->assignment);
   } else if (const auto* k = std::get_if<agent::KillRanks>(&action)) {

@@ -9,6 +9,7 @@
 #include "proto/wire/protocol.h"
 #include "tests/sim/cluster.h"
 #include "tests/sim/parts.h"
+#include "tests/testing/messages.h"
 
 namespace remesh::sim {
 namespace {
@@ -246,11 +247,11 @@ void spoil(Rng& rng, pb::Directive* d) {
 core::Input hostile_input(Rng& rng, const Overheard& o) {
   switch (rng() % 8) {
     case 0:
-      return core::FenceReceived{hostile_fence(rng, o)};
+      return core::received(hostile_fence(rng, o));
     case 1:
       return core::CommandReceived{kHostileClient, hostile_command(rng)};
     default:
-      return core::ReportReceived{hostile_report(rng, o)};
+      return core::received(hostile_report(rng, o));
   }
 }
 
@@ -304,7 +305,7 @@ void Cluster::attack_coordinator() {
     overheard_.epoch = coordinator_->durable().epoch();
     core::Input input = hostile_input(hostile_rng_, overheard_);
     if (options_.calm)
-      input = waits_to_settle(input) ? core::Input(core::FenceReceived{})
+      input = waits_to_settle(input) ? core::Input(core::MessageReceived{})
                                      : core::Input(core::Tick{});
     ++stats_.hostile;
     drive_coordinator(input);

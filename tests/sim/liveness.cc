@@ -144,8 +144,8 @@ void Cluster::pretend(const std::shared_ptr<agent::Agent>& agent,
                       const std::string& name, int64_t until) {
   if (now_ >= until || !faults_on_) return;
   for (const agent::Action& a : agent->on(agent::Tick{}, now_))
-    if (const auto* s = std::get_if<agent::SendReport>(&a))
-      deliver_to_coordinator(name, core::ReportReceived{s->report});
+    if (const auto* s = std::get_if<agent::Send>(&a))
+      deliver_to_coordinator(name, core::MessageReceived{s->message});
   at(50, [this, agent, name, until] { pretend(agent, name, until); });
 }
 

@@ -89,10 +89,8 @@ class Besiegers {
   void send() {
     pb::Envelope out;
     const core::Input input = sim::hostile_input(rng_, overheard_);
-    if (const auto* r = std::get_if<core::ReportReceived>(&input))
-      *out.mutable_report() = r->report;
-    else if (const auto* f = std::get_if<core::FenceReceived>(&input))
-      *out.mutable_fence_in() = f->fence;
+    if (const auto* m = std::get_if<core::MessageReceived>(&input))
+      out = m->message;
     else if (const auto* c = std::get_if<core::CommandReceived>(&input))
       *out.mutable_command() = c->command;
     // Some thousand empty objects in a few kilobytes.

@@ -173,8 +173,8 @@ class RandomAgent {
       taken.holdings[0].set_step(shell_.states);
       taken.holdings[0].set_model(i->job);
       shell_.inventory = taken;
-    } else if (const auto* r = std::get_if<SendReport>(&action)) {
-      check_report(r->report);
+    } else if (const auto* s = std::get_if<Send>(&action)) {
+      if (s->message.has_report()) check_report(s->message.report());
     }
   }
 
@@ -228,6 +228,19 @@ std::vector<A> of(const std::vector<Action>& actions) {
   std::vector<A> out;
   for (const Action& a : actions)
     if (const A* x = std::get_if<A>(&a)) out.push_back(*x);
+  return out;
+}
+
+std::vector<pb::Report> reports_in(const std::vector<Action>& actions) {
+  std::vector<pb::Report> out;
+  for (const Send& s : of<Send>(actions))
+    if (s.message.has_report()) out.push_back(s.message.report());
+  return out;
+}
+std::vector<pb::FenceIn> fences_in(const std::vector<Action>& actions) {
+  std::vector<pb::FenceIn> out;
+  for (const Send& s : of<Send>(actions))
+    if (s.message.has_fence_in()) out.push_back(s.message.fence_in());
   return out;
 }
 
@@ -352,9 +365,9 @@ TEST_F(AgentTest, WhatIsForAnotherWorkerHasNoEffect) {
     EXPECT_TRUE(of<SetRequest>(actions).empty());
   }
   now_ += 1000;
-  const auto reports = of<SendReport>(on(Tick{}));
+  const auto reports = reports_in(on(Tick{}));
   ASSERT_EQ(reports.size(), 1u);
-  EXPECT_EQ(reports[0].report.state(), pb::Report::RUNNING);
+  EXPECT_EQ(reports[0].state(), pb::Report::RUNNING);
 }
 
 // A job that trains for long without a coordinator.
@@ -369,10 +382,10 @@ TEST_F(AgentTest, StepsThatNobodyHearsAreBounded) {
     s.steps.back().set_generation(1);
   }
   now_ += 1000;
-  const auto reports = of<SendReport>(on(Tick{{s}}));
+  const auto reports = reports_in(on(Tick{{s}}));
   ASSERT_EQ(reports.size(), 1u);
-  ASSERT_EQ(reports[0].report.metrics_size(), limits::kMaxMetrics);
-  EXPECT_EQ(reports[0].report.metrics(0).step(), kSteps - kKept + 1);
+  ASSERT_EQ(reports[0].metrics_size(), limits::kMaxMetrics);
+  EXPECT_EQ(reports[0].metrics(0).step(), kSteps - kKept + 1);
 }
 
 // Each coordinator counts requests from 0; the ranks' numbers only grow.
@@ -428,8 +441,8 @@ TEST_F(AgentTest, MeasuresTheHardwareOnceAndReportsItOnRequest) {
     return on(DirectiveReceived{d});
   };
   const auto reported = [](const std::vector<Action>& actions) {
-    const auto reports = of<SendReport>(actions);
-    return reports.empty() ? "no report" : reports.back().report.hardware();
+    const auto reports = reports_in(actions);
+    return reports.empty() ? "no report" : reports.back().hardware();
   };
   EXPECT_TRUE(of<MeasureHardware>(ask(false)).empty());
   EXPECT_EQ(of<MeasureHardware>(ask(true)).size(), 1U);
@@ -444,10 +457,10 @@ TEST_F(AgentTest, ReportsWhyTheHardwareIsNotKnown) {
   pb::Directive d = directive(++seq_, 0, pb::Directive::IDLE, 1);
   d.set_want_hardware(true);
   on(DirectiveReceived{d});
-  const auto reports = of<SendReport>(on(HardwareMeasured{.error = "broken"}));
+  const auto reports = reports_in(on(HardwareMeasured{.error = "broken"}));
   ASSERT_EQ(reports.size(), 1U);
-  EXPECT_FALSE(reports[0].report.has_hardware());
-  EXPECT_EQ(reports[0].report.hardware_error(), "broken");
+  EXPECT_FALSE(reports[0].has_hardware());
+  EXPECT_EQ(reports[0].hardware_error(), "broken");
   d.set_seq(++seq_);
   EXPECT_TRUE(of<MeasureHardware>(on(DirectiveReceived{d})).empty());
 }
@@ -456,20 +469,20 @@ TEST_F(AgentTest, ReportsItsHoldingsBeforeAnAssignmentAndWithQuiesced) {
   auto asked = of<TakeInventory>(direct(pb::Directive::IDLE, 0));
   ASSERT_EQ(asked.size(), 1u);
   EXPECT_EQ(asked[0].job, kJob);
-  auto reports = of<SendReport>(tell(asked[0], 2));
+  auto reports = reports_in(tell(asked[0], 2));
   ASSERT_EQ(reports.size(), 1u);
-  EXPECT_EQ(reports[0].report.holdings_size(), 2);
+  EXPECT_EQ(reports[0].holdings_size(), 2);
   start_rank(1);
   now_ += 1000;
-  reports = of<SendReport>(on(Tick{}));
+  reports = reports_in(on(Tick{}));
   ASSERT_EQ(reports.size(), 1u);
-  EXPECT_FALSE(reports[0].report.has_inventory());
-  EXPECT_EQ(reports[0].report.holdings_size(), 0);
-  reports = of<SendReport>(end_rank(1, 0, 3));
+  EXPECT_FALSE(reports[0].has_inventory());
+  EXPECT_EQ(reports[0].holdings_size(), 0);
+  reports = reports_in(end_rank(1, 0, 3));
   ASSERT_EQ(reports.size(), 1u);
-  EXPECT_EQ(reports[0].report.state(), pb::Report::QUIESCED);
-  EXPECT_TRUE(reports[0].report.has_inventory());
-  EXPECT_EQ(reports[0].report.holdings_size(), 3);
+  EXPECT_EQ(reports[0].state(), pb::Report::QUIESCED);
+  EXPECT_TRUE(reports[0].has_inventory());
+  EXPECT_EQ(reports[0].holdings_size(), 3);
 }
 
 TEST_F(AgentTest, AnotherJobNeedsANewInventory) {
@@ -478,7 +491,7 @@ TEST_F(AgentTest, AnotherJobNeedsANewInventory) {
   const auto none = direct(pb::Directive::IDLE, 0, true, 0);
   EXPECT_TRUE(of<TakeInventory>(none).empty());
   now_ += 1000;
-  EXPECT_FALSE(of<SendReport>(on(Tick{})).at(0).report.has_inventory());
+  EXPECT_FALSE(reports_in(on(Tick{})).at(0).has_inventory());
   asked = of<TakeInventory>(direct(pb::Directive::IDLE, 0));
   ASSERT_EQ(asked.size(), 1u);
   EXPECT_EQ(asked[0].job, kJob);
@@ -575,13 +588,13 @@ TEST_F(AgentTest, RepeatsItsFencesAfterItsRanksHaveEnded) {
   end_rank(1, 0, 1);
   pb::Directive d = directive(++seq_, 1, pb::Directive::RUN, 1);
   d.set_want_fences(true);
-  const auto sent = of<SendFence>(on(DirectiveReceived{d}));
+  const auto sent = fences_in(on(DirectiveReceived{d}));
   ASSERT_EQ(sent.size(), 1u);
-  EXPECT_EQ(sent[0].fence.blob(), "mine");
+  EXPECT_EQ(sent[0].blob(), "mine");
   start_rank(2);
   d = directive(++seq_, 2, pb::Directive::RUN, 1);
   d.set_want_fences(true);
-  EXPECT_TRUE(of<SendFence>(on(DirectiveReceived{d})).empty());
+  EXPECT_TRUE(fences_in(on(DirectiveReceived{d})).empty());
 }
 
 TEST_F(AgentTest, TheEndOfTheRunEndsTheRanksThenTheWorker) {
@@ -607,22 +620,22 @@ TEST_F(AgentTest, AFinishedRunNeedsNoStates) {
 TEST_F(AgentTest, ReportsTheRoomForStatesIfItIsKnown) {
   direct(pb::Directive::IDLE, 0);
   now_ += 1000;
-  const auto unknown = of<SendReport>(on(Tick{}));
+  const auto unknown = reports_in(on(Tick{}));
   ASSERT_EQ(unknown.size(), 1u);
-  EXPECT_FALSE(unknown[0].report.has_state_room());
+  EXPECT_FALSE(unknown[0].has_state_room());
   now_ += 1000;
-  const auto known = of<SendReport>(on(Tick{{}, 0}));
+  const auto known = reports_in(on(Tick{{}, 0}));
   ASSERT_EQ(known.size(), 1u);
-  EXPECT_TRUE(known[0].report.has_state_room()) << "there is none left";
+  EXPECT_TRUE(known[0].has_state_room()) << "there is none left";
 }
 
 TEST_F(AgentTest, RemovedStatesAreNoLongerReported) {
   const auto asked = of<TakeInventory>(direct(pb::Directive::IDLE, 0));
   tell(asked.at(0), 2);
-  const auto reports = of<SendReport>(tell(asked.at(0), 1));
+  const auto reports = reports_in(tell(asked.at(0), 1));
   ASSERT_EQ(reports.size(), 1u);
-  EXPECT_EQ(reports[0].report.holdings_size(), 1);
-  EXPECT_TRUE(of<SendReport>(tell(TakeInventory{kJob, 7}, 0)).empty());
+  EXPECT_EQ(reports[0].holdings_size(), 1);
+  EXPECT_TRUE(reports_in(tell(TakeInventory{kJob, 7}, 0)).empty());
 }
 
 TEST(SilenceWatch, WarnsEarlyThenLessAndLessOften) {
@@ -695,9 +708,8 @@ TEST(Agent, RepeatsMetricsUntilTheyAreOnDisk) {
   uint64_t seq = 0;
   const auto metrics = [](const std::vector<Action>& actions) {
     std::vector<int64_t> steps;
-    for (const Action& a : actions)
-      if (const auto* r = std::get_if<SendReport>(&a))
-        for (const auto& m : r->report.metrics()) steps.push_back(m.step());
+    for (const pb::Report& r : reports_in(actions))
+      for (const auto& m : r.metrics()) steps.push_back(m.step());
     return steps;
   };
   agent.on(DirectiveReceived{directive(++seq, 1, pb::Directive::PREPARE, 1)},
@@ -738,11 +750,10 @@ TEST(Agent, ReportsTheStepsOfAFencedGenerationWhileItHoldsTheirState) {
   };
   const auto told = [](const std::vector<Action>& actions) {
     std::optional<std::vector<int64_t>> steps;
-    for (const Action& a : actions)
-      if (const auto* r = std::get_if<SendReport>(&a)) {
-        steps.emplace();
-        for (const auto& m : r->report.metrics()) steps->push_back(m.step());
-      }
+    for (const pb::Report& r : reports_in(actions)) {
+      steps.emplace();
+      for (const auto& m : r.metrics()) steps->push_back(m.step());
+    }
     return steps;
   };
   using Steps = std::vector<int64_t>;

@@ -38,7 +38,7 @@ class Admission : public testing::Test {
     return o;
   }
   std::vector<Action> give(const pb::Report& r) {
-    return core_.on(ReportReceived{r}, now_);
+    return core_.on(received(r), now_);
   }
 
   int64_t now_ = 1000;
@@ -115,7 +115,7 @@ TEST_F(Admission, WorkersAreBoundedInNumber) {
   for (size_t i = 1; i < limits::kMaxWorkers; ++i) {
     pb::Report r = report(fmt::format("w{}", i), 1);
     r.set_host("h");
-    core_.take(ReportReceived{r}, now_);
+    core_.take(received(r), now_);
   }
   const auto refused = all_of<Refuse>(give(report("b", 1)));
   ASSERT_EQ(refused.size(), 1U);
@@ -132,7 +132,7 @@ TEST(ClosedConnection, IsALossAfterTheJobsTime) {
     o.job.mutable_elastic()->set_closed_after_ms(closed_ms);
     Coordinator core(o);
     core.start(0);
-    core.on(ReportReceived{report("a", 1)}, 0);
+    core.on(received(report("a", 1)), 0);
     core.on(PeerLost{"a", ""}, 1);
     bool lost = false;
     for (int64_t now = 100; now <= 800'000 && !lost; now += 100)
@@ -219,7 +219,7 @@ TEST_F(Admission, FenceContributionsAreBoundedByTheRanks) {
   f.set_incarnation(1);
   f.set_generation(1);
   const auto answers = [&] {
-    return all_of<SendFence>(core_.on(FenceReceived{f}, now_)).size();
+    return all_of<SendFence>(core_.on(received(f), now_)).size();
   };
   f.set_index(3);
   EXPECT_EQ(answers(), 0U);

@@ -11,6 +11,7 @@
 #include "parallel/geometry/param_table.h"
 #include "proto/control.pb.h"
 #include "tests/testing/llama.h"
+#include "tests/testing/messages.h"
 
 namespace remesh::core {
 

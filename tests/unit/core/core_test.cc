@@ -30,7 +30,7 @@ TEST(JoinWindow, WorkersThatKeepJoiningDelayTheStartForTenWindows) {
   core.start(now);
   const auto hear = [&](const std::string& worker, uint64_t incarnation) {
     pb::Report r = report(worker, 1, incarnation);
-    return !all_of<ScanCheckpoints>(core.on(ReportReceived{r}, now)).empty();
+    return !all_of<ScanCheckpoints>(core.on(received(r), now)).empty();
   };
   hear("a", 1);
   // A daemon that crashes in a loop.
@@ -247,8 +247,8 @@ TEST(Drain, TakesEveryLifeOfAWorkerUntilOneWasSentAway) {
   o.restored = running({"a", "b"});
   std::optional<Coordinator> core(o);
   (void)core->start(0);
-  (void)core->on(ReportReceived{running_report("a", 1, 0, 1)}, 10);
-  (void)core->on(ReportReceived{running_report("b", 1, 1, 1)}, 10);
+  (void)core->on(received(running_report("a", 1, 0, 1)), 10);
+  (void)core->on(received(running_report("b", 1, 1, 1)), 10);
   pb::Command drain;
   drain.set_kind(pb::Command::DRAIN);
   drain.set_worker("b");
@@ -258,7 +258,7 @@ TEST(Drain, TakesEveryLifeOfAWorkerUntilOneWasSentAway) {
   const auto told = [&](uint64_t incarnation, int64_t now_ms) {
     pb::Directive::Goal goal = pb::Directive::UNKNOWN;
     for (const SendDirective& s : all_of<SendDirective>(
-             core->on(ReportReceived{report("b", 1, incarnation)}, now_ms)))
+             core->on(received(report("b", 1, incarnation)), now_ms)))
       if (s.directive.worker() == "b") goal = s.directive.goal();
     return goal;
   };
@@ -322,10 +322,10 @@ TEST(Restart, TheMeshThatIsAdoptedWasMeasuredBefore) {
   pb::Report r = running_report("a", 1, 0, 9);
   r.mutable_ranks(0)->set_exited(true);
   r.mutable_ranks(0)->set_exit_code(1);
-  (void)core.on(ReportReceived{r}, 50);
+  (void)core.on(received(r), 50);
   r.set_seq(2);
   r.set_state(pb::Report::QUIESCED);
-  (void)core.on(ReportReceived{r}, 100);
+  (void)core.on(received(r), 100);
   (void)core.on(CheckpointsScanned{}, 150);
   EXPECT_EQ(core.durable().generation(), 2);
   EXPECT_TRUE(core.durable().assignment().prediction().starts_with(

@@ -42,11 +42,11 @@ class Prepared : public testing::Test {
     (void)core_->on(CheckpointsScanned{}, 2);
     EXPECT_EQ(core_->durable().phase(), pb::Durable::PREPARING);
   }
-  ReportReceived next(pb::Report::State state) {
+  MessageReceived next(pb::Report::State state) {
     pb::Report r = report("a", ++seq_);
     r.set_generation(core_->durable().generation());
     r.set_state(state);
-    return {r, ""};
+    return received(r);
   }
   std::optional<Coordinator> core_;
   uint64_t seq_ = 0;
@@ -118,7 +118,7 @@ TEST(Directives, OfAGenerationShareItsPlan) {
   Coordinator core(std::move(o));
   (void)core.start(0);
   for (const char* worker : {"a", "b"})
-    (void)core.on(ReportReceived{report(worker, 1), ""}, 1);
+    (void)core.on(received(report(worker, 1)), 1);
   std::vector<Action> actions = core.on(CheckpointsScanned{}, 2);
   for (Action& again : core.on(Tick{}, 290))
     actions.push_back(std::move(again));

@@ -31,13 +31,13 @@ pb::Durable alone_in_generation_1() {
 }
 
 // With the proof that these numbers were used.
-ReportReceived report(uint64_t seq, uint64_t epoch, int64_t generation = 0) {
+MessageReceived report(uint64_t seq, uint64_t epoch, int64_t generation = 0) {
   pb::Report r = core::report("a", seq);
   r.set_state(pb::Report::IDLE);
   r.set_generation(generation);
   r.set_coordinator_epoch(epoch);
   r.set_proof(proof_of("", epoch, generation));
-  return {r};
+  return received(r);
 }
 
 // The journal refuses the first write if a younger coordinator has journaled
@@ -154,11 +154,11 @@ TEST(OlderJournal, ItsPlanCompletesNoFenceOfANewerGeneration) {
   f.set_worker("a");
   f.set_incarnation(1);
   f.set_generation(1);
-  EXPECT_EQ(all_of<SendFence>(core.on(FenceReceived{f}, 5)).size(), 1u);
+  EXPECT_EQ(all_of<SendFence>(core.on(received(f), 5)).size(), 1u);
   (void)core.on(report(1, 0, 2), 10);
   ASSERT_EQ(core.durable().generation(), 2);
   f.set_generation(2);
-  EXPECT_EQ(all_of<SendFence>(core.on(FenceReceived{f}, 20)).size(), 0u);
+  EXPECT_EQ(all_of<SendFence>(core.on(received(f), 20)).size(), 0u);
 }
 
 // The journal of generation 1, in which "a" takes part, is put back.
@@ -172,12 +172,12 @@ class RestoredJournal : public testing::Test {
     (void)core_->start(0);
   }
   // At that time, with that secret; "": without a proof. The generation then.
-  int64_t hear(ReportReceived r, const std::string& secret, int64_t now_ms) {
-    r.report.clear_proof();
+  int64_t hear(MessageReceived m, const std::string& secret, int64_t now_ms) {
+    pb::Report* r = m.message.mutable_report();
+    r->clear_proof();
     if (!secret.empty())
-      r.report.set_proof(proof_of(secret, r.report.coordinator_epoch(),
-                                  r.report.generation()));
-    (void)core_->on(r, now_ms);
+      r->set_proof(proof_of(secret, r->coordinator_epoch(), r->generation()));
+    (void)core_->on(m, now_ms);
     return core_->durable().generation();
   }
   std::optional<Coordinator> core_;
@@ -185,8 +185,8 @@ class RestoredJournal : public testing::Test {
 
 TEST_F(RestoredJournal, OnlyAWorkerOfThisRunRaisesItsNumbers) {
   constexpr int64_t kLater = kReconnectSlackMs + 10;
-  ReportReceived stranger = report(1, 300, 900'000);
-  stranger.report.set_worker("stranger");
+  MessageReceived stranger = report(1, 300, 900'000);
+  stranger.message.mutable_report()->set_worker("stranger");
   const std::string before = core_->durable().SerializeAsString();
   for (const char* secret : {"", "of another run"})
     for (const int64_t now : {int64_t{10}, kLater}) {
@@ -194,7 +194,7 @@ TEST_F(RestoredJournal, OnlyAWorkerOfThisRunRaisesItsNumbers) {
       EXPECT_EQ(core_->durable().SerializeAsString(), before);
       EXPECT_TRUE(core_->roster().find("stranger") == nullptr);
     }
-  ReportReceived old = report(2, 120, 0);  // an epoch alone
+  MessageReceived old = report(2, 120, 0);  // an epoch alone
   EXPECT_EQ(hear(old, "", kLater), 1);
   EXPECT_LT(core_->durable().epoch(), 120u);
   EXPECT_EQ(hear(stranger, "of this run", kLater), 900'000);

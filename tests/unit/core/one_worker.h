@@ -70,7 +70,7 @@ class OneWorker {
       m->set_step(rank->committed_step());
       m->set_loss(loss);
     }
-    take(core_->on(ReportReceived{r}, now_));
+    take(core_->on(received(r), now_));
   }
   void tick(const Tick& tick) {
     now_ += 50;

@@ -21,7 +21,7 @@ class OwnersTest : public ::testing::Test {
             uint64_t incarnation = 1) {
     pb::Report r = report(worker, ++seq_, incarnation);
     r.set_state(pb::Report::IDLE);
-    actions_ = core_->on(ReportReceived{r, key}, now_);
+    actions_ = core_->on(received(r, key), now_);
   }
   void restart() {
     options_.restored = core_->durable();
@@ -113,7 +113,7 @@ TEST_F(OwnersTest, IncarnationsOfOneKeyAreRateLimited) {
   now_ += 1000;
   EXPECT_EQ(flood(), 64);
   const pb::Report known = report("w", ++seq_, life - 6'000 + 64);
-  (void)core_->on(ReportReceived{known, "flood"}, now_);
+  (void)core_->on(received(known, "flood"), now_);
   EXPECT_TRUE(core_->roster().newest_is(known))
       << "those that were taken are heard";
 }

@@ -187,13 +187,14 @@ TEST(Plausible, KnownNumbersDoNotOverflow) {
 }
 
 TEST(Plausible, FencesHaveThreeIndices) {
-  pb::FenceIn f;
-  f.set_worker("a");
-  f.set_index(kMaxFenceIndex);
-  EXPECT_OK(check(f));
+  pb::Envelope e;
+  pb::FenceIn* f = e.mutable_fence_in();
+  f->set_worker("a");
+  f->set_index(kMaxFenceIndex);
+  EXPECT_OK(check(e));
   for (const int64_t index : {int64_t{-1}, kMaxFenceIndex + 1, kHuge}) {
-    f.set_index(index);
-    EXPECT_FALSE(check(f).ok());
+    f->set_index(index);
+    EXPECT_FALSE(check(e).ok());
   }
 }
 

@@ -216,6 +216,20 @@ TEST_F(DoorTest, EachRoleMaySendItsOwnMessagesOnly) {
              "role viewer");
 }
 
+// Door finds it by that name.
+TEST(Envelope, EachMessageOfAWorkerHasTheWorkersName) {
+  using google::protobuf::FieldDescriptor;
+  const auto* body = pb::Envelope::descriptor()->FindOneofByName("body");
+  for (int i = 0; i < body->field_count(); ++i) {
+    if (body->field(i)->options().GetExtension(pb::sent_by) != "worker")
+      continue;
+    const auto* name =
+        body->field(i)->message_type()->FindFieldByName("worker");
+    ASSERT_NE(name, nullptr) << body->field(i)->name();
+    EXPECT_EQ(name->cpp_type(), FieldDescriptor::CPPTYPE_STRING);
+  }
+}
+
 TEST_F(DoorTest, AKeyMayUseOnlyItsWorkerNames) {
   const std::string key = allow("worker", "a", "rack1-*");
   open();
@@ -380,7 +394,7 @@ TEST_F(DoorTest, ARefusalSaysWhetherTheWorkerMayBeTakenLater) {
   report.mutable_report()->set_incarnation(1);
   report.mutable_report()->set_slots(1);
   wire::set_protocol({}, report.mutable_report());
-  (void)core.on(core::ReportReceived{report.report(), first.public_key}, 0);
+  (void)core.on(core::MessageReceived{report, first.public_key}, 0);
   ASSERT_NE(core.roster().find("node1"), nullptr);
   const auto kind = [&](const std::string& key, const pb::Envelope& said) {
     const auto refusal = door_->judge(key, said, core);

@@ -451,13 +451,14 @@ void Agent::send_fences(bool all) {
   fence_sent_ms_ = now_ms_;
   for (const auto& [index, blob] : fences_) {
     if (!all && fence_done_.contains(index)) continue;
-    pb::FenceIn f;
-    f.set_worker(about_.worker());
-    f.set_incarnation(about_.incarnation());
-    f.set_generation(ranks_generation_);
-    f.set_index(index);
-    f.set_blob(blob);
-    act(SendFence{std::move(f)});
+    Send out;
+    pb::FenceIn* f = out.message.mutable_fence_in();
+    f->set_worker(about_.worker());
+    f->set_incarnation(about_.incarnation());
+    f->set_generation(ranks_generation_);
+    f->set_index(index);
+    f->set_blob(blob);
+    act(std::move(out));
   }
 }
 

@@ -115,11 +115,9 @@ using Event =
 
 // ----------------------------------------------------------------- actions
 
-struct SendReport {
-  pb::Report report;
-};
-struct SendFence {
-  pb::FenceIn fence;
+// To the coordinator, except for the job, which the shell knows.
+struct Send {
+  pb::Envelope message;
 };
 // Register the namespace and start this worker's ranks of the assignment.
 // Answers: RankStarted for each, or SpawnFailed once.
@@ -172,9 +170,9 @@ struct Exit {
   uint64_t state_job = 0;  // job of the states; 0: unknown
 };
 
-using Action = std::variant<SendReport, SendFence, Spawn, KillRanks, TearDown,
-                            TakeInventory, MeasureHardware, CompleteFence,
-                            SetRequest, LogEvent, Exit>;
+using Action =
+    std::variant<Send, Spawn, KillRanks, TearDown, TakeInventory,
+                 MeasureHardware, CompleteFence, SetRequest, LogEvent, Exit>;
 
 // ------------------------------------------------------------------- core
 

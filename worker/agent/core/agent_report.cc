@@ -11,7 +11,9 @@ constexpr int64_t kOlderMetricsEveryMs = 2000;
 }  // namespace
 
 void Agent::report() {
-  pb::Report r = about_;
+  Send out;
+  pb::Report& r = *out.message.mutable_report();
+  r = about_;
   r.set_seq(++seq_);
   r.set_generation(generation_);
   r.set_state(state_);
@@ -42,7 +44,7 @@ void Agent::report() {
       *r.add_holdings() = h;
     for (const std::string& d : inventory_->damaged) r.add_damaged(d);
   }
-  act(SendReport{std::move(r)});
+  act(std::move(out));
   reported_ms_ = now_ms_;
   dirty_ = urgent_ = false;
 }

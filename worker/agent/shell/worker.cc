@@ -278,18 +278,6 @@ void Worker::feed(Event event) {
   if (exit_code_) loop_.stop(*exit_code_);
 }
 
-void Worker::act(const SendReport& action) {
-  pb::Envelope e;
-  *e.mutable_report() = action.report;
-  send(std::move(e));
-}
-
-void Worker::act(const SendFence& action) {
-  pb::Envelope e;
-  *e.mutable_fence_in() = action.fence;
-  send(std::move(e));
-}
-
 void Worker::act(const Spawn& action) {
   launcher_->spawn(action.assignment, action.state_job);
 }

@@ -106,8 +106,7 @@ class Worker {
   // Passes an event to the core, after the one being handled if there is one.
   void feed(Event event);
   // One overload for each alternative of Action.
-  void act(const SendReport& action);
-  void act(const SendFence& action);
+  void act(const Send& action) { send(action.message); }
   void act(const Spawn& action);
   void act(const KillRanks& action);
   void act(const TearDown& action);
