@@ -211,6 +211,10 @@ void Coordinator::abort(const Failure& failure) {
 void Coordinator::end_generation() {
   const bool aborted = durable_.phase() == pb::Durable::ABORTING;
   const int64_t committed = roster_.committed_step(durable_);
+  const std::vector<RankView> ranks = rank_views(view());
+  const bool killed = std::any_of(
+      ranks.begin(), ranks.end(),
+      [](const RankView& r) { return r.status->killed_by_worker(); });
   Cordoning cordons = cordoning();
   FailureVerdict verdict;
   if (!aborted) {
@@ -238,9 +242,10 @@ void Coordinator::end_generation() {
   gathering_.end_generation(verdict, now_ms_);
   if (verdict.give_up) return terminate(pb::Durable::FAILED, verdict.reason);
   if (verdict.unsaved) wait_to_save();
-  // Ranks finish the last step in order only after they saved it. It may have
-  // been finished before by a generation that failed to save it.
-  if (!aborted && job_finished() && committed >= total_steps())
+  // Ranks that finish the last step in order have saved it, unless their
+  // workers killed them before. It may have been finished before by a
+  // generation that failed to save it.
+  if (!aborted && !killed && job_finished() && committed >= total_steps())
     return end_finished_job("");
   set_phase(pb::Durable::WAITING);
   for (const pb::Cordon& c : cordons.changes().begun)

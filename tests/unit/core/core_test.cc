@@ -297,6 +297,27 @@ TEST(End, IsSentToWorkersThatWereSilentDuringAnAbsence) {
   EXPECT_TRUE(absent.ended());
 }
 
+// A worker kills ranks that make no progress while it hears no coordinator, as
+// where the storage of both does not answer while the last step is saved.
+TEST(End, OfTheLastStepIsNotThatOfRanksThatTheirWorkerKilled) {
+  for (const bool killed : {false, true}) {
+    OneWorker w;
+    w.run({});
+    ASSERT_EQ(w.phase(), pb::Durable::RUNNING);
+    pb::RankStatus rank;
+    rank.set_rank(0);
+    rank.set_committed_step(1000);
+    w.report(pb::Report::RUNNING, rank, "a", /*loss=*/2.0);
+    w.scan_asked_ms = -1;
+    rank.set_exited(true);
+    rank.set_signal(killed ? 9 : 0);
+    rank.set_killed_by_worker(killed);
+    w.report(pb::Report::QUIESCED, rank);
+    EXPECT_EQ(w.phase(), killed ? pb::Durable::WAITING : pb::Durable::DONE);
+    EXPECT_EQ(w.scan_asked_ms >= 0, killed) << "for the checkpoint";
+  }
+}
+
 TEST(Restart, TheMeshThatIsAdoptedWasMeasuredBefore) {
   Options o;
   o.job = small_job();
