@@ -324,6 +324,25 @@ TEST(MeshPolicy, WantsALargerMeshAfterTheJoinWindow) {
   EXPECT_EQ(world(f.policy.place(later)), 2) << "without c";
 }
 
+// The disk is full, so that the ranks declined to stop: where each of their
+// steps is asked to be the last, each is followed by an attempt to save it.
+TEST(MeshPolicy, AChangeOfTheJobThatWasPutOffIsNotAskedForAgainAtOnce) {
+  Fixture f;
+  f.durable = running({"a", "b", "c"});
+  f.hear_all({"a", "b", "c"});
+  *f.durable.mutable_assignment_job() = small_job();
+  f.durable.mutable_assignment_job()->mutable_train()->set_steps(50);
+  EXPECT_FALSE(f.policy.wanted_change(f.view(6999), 7000));
+  EXPECT_HAS(f.policy.wanted_change(f.view(7000), 7000).value().why,
+             "job changed: train.steps 50 -> 100");
+  f.durable.clear_assignment_job();
+  f.durable.set_generation(2);
+  f.durable.mutable_host_faults()->mutable_link_search()->add_ends("host-a");
+  f.durable.mutable_host_faults()->mutable_link_search()->add_apart("host-a");
+  EXPECT_FALSE(f.policy.wanted_change(f.view(6999), 7000));
+  EXPECT_TRUE(f.policy.wanted_change(f.view(7000), 7000));
+}
+
 TEST(MeshPolicy, MustChangeForAStopAndForALeavingWorkerWithRanks) {
   Fixture f;
   f.durable = running({"a", "b"});
