@@ -96,6 +96,7 @@ void Coordinator::begin_generation(
                lost);
   gathering_.begin_generation();
   recovery_.begin_generation();
+  checkpoints_.begin_generation();
   retention_.begin_generation();
   roster_.begin_generation();
   set_phase(pb::Durable::PREPARING);
