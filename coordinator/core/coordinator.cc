@@ -248,8 +248,16 @@ void Coordinator::reconcile() {
 
 void Coordinator::reconcile_waiting() {
   if (durable_.stop_requested() &&
-      !retention_.must_save_before_stop(view(), policy_))
-    return terminate(pb::Durable::STOPPED, "stopped by request");
+      !retention_.must_save_before_stop(view(), policy_)) {
+    if (!retention_.awaits_unsaved_steps(view()))
+      return terminate(pb::Durable::STOPPED, "stopped by request");
+    constexpr auto kReason = pb::JobStatus::FINISHED_STEPS;
+    if (gathering_.waiting_for().reason != kReason)
+      wait_for(kReason, fmt::format("step {} is in no checkpoint; before the "
+                                    "job stops, its holders may return",
+                                    ledger_.last_finished()));
+    return;
+  }
   const Gathering::Next next =
       gathering_.next(view(), policy_, retention_, recovery_, job_finished());
   if (next.no_mesh) emit(events::kWaiting, {.detail = *next.no_mesh});

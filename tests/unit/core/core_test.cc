@@ -297,6 +297,37 @@ TEST(End, IsSentToWorkersThatWereSilentDuringAnAbsence) {
   EXPECT_TRUE(absent.ended());
 }
 
+// Nobody has found the coordinator when it starts.
+TEST(Restart, AStopWaitsForWorkersThatMayHoldStepsThatAreNotSaved) {
+  for (const bool discards : {false, true}) {
+    Options o;
+    o.job = small_job();
+    o.job.mutable_elastic()->set_keep_state(true);
+    o.job.mutable_elastic()->set_rejoin_wait_ms(0);
+    pb::Model* m = o.job.mutable_model();
+    m->set_dim(64);
+    m->set_n_layers(2);
+    m->set_n_heads(4);
+    m->set_n_kv_heads(4);
+    m->set_hidden_dim(128);
+    m->set_vocab_size(257);
+    o.restored = running({"a"}, pb::Durable::WAITING);
+    o.restored->set_stop_requested(true);
+    o.restored->set_stop_discards(discards);
+    o.last_finished_step = 9;
+    Coordinator core(std::move(o));
+    (void)core.start(0);
+    EXPECT_EQ(core.durable().phase(),
+              discards ? pb::Durable::STOPPED : pb::Durable::WAITING);
+    (void)core.on(Tick{}, kReconnectSlackMs - 1);
+    EXPECT_EQ(core.status().wait_reason(), discards
+                                               ? pb::JobStatus::NOTHING
+                                               : pb::JobStatus::FINISHED_STEPS);
+    (void)core.on(Tick{}, kReconnectSlackMs);
+    EXPECT_EQ(core.durable().phase(), pb::Durable::STOPPED);
+  }
+}
+
 // A worker kills ranks that make no progress while it hears no coordinator, as
 // where the storage of both does not answer while the last step is saved.
 TEST(End, OfTheLastStepIsNotThatOfRanksThatTheirWorkerKilled) {

@@ -587,5 +587,33 @@ TEST(StateRetention, AStopSavesStepsThatAreInMemoryOnly) {
   EXPECT_FALSE(retention.must_save_before_stop(f.view_at(9, 9), f.policy));
 }
 
+// The daemon that holds the last steps is restarted, or the coordinator.
+TEST(StateRetention, AStopWaitsForThoseWhoHoldStepsThatAreNotSaved) {
+  Fixture f;
+  f.durable = running({"a"}, pb::Durable::WAITING);
+  const StateRetention retention(small_job().elastic(), true);
+  ClusterView v = f.view_at(9, 5);
+  const auto must_save = [&] {
+    return retention.must_save_before_stop(v, f.policy);
+  };
+  v.now_ms = small_job().elastic().rejoin_wait_ms() - 1;
+  EXPECT_FALSE(must_save());
+  EXPECT_TRUE(retention.awaits_unsaved_steps(v));
+  v.now_ms += 1;
+  EXPECT_FALSE(retention.awaits_unsaved_steps(v)) << "it does not return";
+  pb::Report r = report("a", 0);
+  f.hear(r);
+  EXPECT_TRUE(must_save()) << "it has not said what it holds";
+  r.set_has_inventory(true);
+  r.add_holdings()->set_step(9);
+  f.hear(r);
+  EXPECT_TRUE(must_save());
+  r.mutable_holdings(0)->set_step(5);
+  f.hear(r);
+  v.now_ms = 0;
+  EXPECT_FALSE(must_save());
+  EXPECT_FALSE(retention.awaits_unsaved_steps(v)) << "it has lost them";
+}
+
 }  // namespace
 }  // namespace remesh::core
