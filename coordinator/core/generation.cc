@@ -92,6 +92,7 @@ void Coordinator::begin_generation(
     add_past_steps(ledger_.before(a.source().step(), checkpoints), &a);
   const auto unpinned = adopt_plan(std::move(plan), options_.job, &durable_);
   planned_ms_ = now_ms_;
+  no_stop_before_step_ = -1;
   times_.begin(decision.placement.layout, hosts_of(decision.placement, roster_),
                lost);
   gathering_.begin_generation();

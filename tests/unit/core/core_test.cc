@@ -328,6 +328,36 @@ TEST(Restart, AStopWaitsForWorkersThatMayHoldStepsThatAreNotSaved) {
   }
 }
 
+// Ranks do not notice that a stop was withdrawn in the middle of a long step.
+TEST(DeclinedStop, IsAskedForAgainAfterAStepWithoutIt) {
+  OneWorker w;
+  w.run({});
+  const auto hear = [&](int64_t committed, int64_t declined) {
+    pb::RankStatus rank;
+    rank.set_rank(0);
+    rank.set_committed_step(committed);
+    rank.set_declined_stops(declined);
+    w.report(pb::Report::RUNNING, rank);
+    return w.phase();
+  };
+  EXPECT_EQ(hear(5, 0), pb::Durable::RUNNING);
+  w.stop(/*discard=*/false);
+  EXPECT_EQ(w.phase(), pb::Durable::FINISHING);
+  EXPECT_EQ(hear(6, 1), pb::Durable::RUNNING);
+  w.stop(/*discard=*/false);
+  w.pass(2000);
+  EXPECT_EQ(w.phase(), pb::Durable::RUNNING);
+  EXPECT_EQ(hear(7, 1), pb::Durable::RUNNING) << "it began with the request";
+  EXPECT_EQ(hear(8, 1), pb::Durable::FINISHING);
+  // Steps may be shorter than a message takes.
+  EXPECT_EQ(hear(9, 2), pb::Durable::RUNNING);
+  EXPECT_EQ(hear(90, 2), pb::Durable::RUNNING);
+  w.stop(/*discard=*/false);
+  EXPECT_EQ(w.phase(), pb::Durable::RUNNING);
+  w.pass(1000);
+  EXPECT_EQ(w.phase(), pb::Durable::FINISHING);
+}
+
 // A worker kills ranks that make no progress while it hears no coordinator, as
 // where the storage of both does not answer while the last step is saved.
 TEST(End, OfTheLastStepIsNotThatOfRanksThatTheirWorkerKilled) {
