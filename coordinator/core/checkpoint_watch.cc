@@ -15,13 +15,18 @@ void note_saved(int64_t step, pb::Durable* durable) {
 
 void CheckpointWatch::go_back(int64_t step, const CheckpointsScanned& scan,
                               pb::Durable* durable) {
-  const auto& bad = scan.invalid_steps;
+  const pb::Refusals& refused = durable->refusals();
   const int64_t saved = durable->saved_step();
-  if (saved <= step && std::find(bad.begin(), bad.end(), saved) == bad.end())
-    return;
+  const auto is_in = [saved](const auto& steps) {
+    return std::find(steps.begin(), steps.end(), saved) != steps.end();
+  };
+  const bool is_bad =
+      is_in(scan.invalid_steps) || is_in(refused.checkpoint_steps());
+  if (saved <= step && !is_bad) return;
   int64_t newest = 0;
   for (const CheckpointInfo& c : scan.valid)
-    if (c.step <= step) newest = std::max(newest, c.step);
+    if (c.step <= step && !refuses(refused, c.path))
+      newest = std::max(newest, c.step);
   durable->set_saved_step(newest);
   newest_step_ = std::min(newest_step_, newest);
 }

@@ -42,7 +42,7 @@ class CheckpointWatch {
   // The job continues from that step: newer checkpoints, which could not be
   // used, are on an abandoned branch, and nobody waits for them any more. The
   // job may save these steps again. Nor is a step saved whose checkpoint turns
-  // out to be damaged.
+  // out to be damaged, or did not load.
   void go_back(int64_t step, const CheckpointsScanned& scan,
                pb::Durable* durable);
   const std::string& last_error() const { return last_error_; }
@@ -59,6 +59,7 @@ class CheckpointWatch {
   // Whether a rank has declined a stop since the last call.
   bool stop_declined(const ClusterView& view);
   void end_generation() { declined_.clear(); }
+  void begin_generation() { seen_.clear(); }  // its ranks count from 0
 
  private:
   int64_t newest_step_ = -1;

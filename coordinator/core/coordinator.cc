@@ -17,6 +17,8 @@ constexpr int64_t kShutdownGraceMs = 3000;  // for workers to receive SHUTDOWN
 constexpr int64_t kOwnAbsenceMs = 300;      // several missed ticks
 // After a stop was declined or put off, until the next optional one.
 constexpr int64_t kDeclinedStopMs = 30'000;
+// In which the workers hear that it is withdrawn.
+constexpr int64_t kWithdrawnMs = 1000;
 constexpr char kDiscarded[] = "stopped without saving";
 
 bool is_question(const Input& input) {
@@ -125,6 +127,7 @@ void Coordinator::advance_to(int64_t now_ms) {
 void Coordinator::handle(const Tick& e) {
   phase_since_ms_ += e.unwritten_ms;
   planned_ms_ += e.unwritten_ms;
+  no_stop_before_ms_ += e.unwritten_ms;
   if (e.stalled_ms > 0) roster_.on_own_absence(e.stalled_ms);
   roster_.on_unwritten(std::max<int64_t>(0, e.unwritten_ms - e.stalled_ms));
   backlog_full_ = e.backlog_full;
@@ -258,8 +261,16 @@ void Coordinator::reconcile() {
 
 void Coordinator::reconcile_waiting() {
   if (durable_.stop_requested() &&
-      !retention_.must_save_before_stop(view(), policy_))
-    return terminate(pb::Durable::STOPPED, "stopped by request");
+      !retention_.must_save_before_stop(view(), policy_)) {
+    if (!retention_.awaits_unsaved_steps(view()))
+      return terminate(pb::Durable::STOPPED, "stopped by request");
+    constexpr auto kReason = pb::JobStatus::FINISHED_STEPS;
+    if (gathering_.waiting_for().reason != kReason)
+      wait_for(kReason, fmt::format("step {} is in no checkpoint; before the "
+                                    "job stops, its holders may return",
+                                    ledger_.last_finished()));
+    return;
+  }
   const Gathering::Next next =
       gathering_.next(view(), policy_, retention_, recovery_, job_finished());
   if (next.no_mesh) emit(events::kWaiting, {.detail = *next.no_mesh});
@@ -296,7 +307,8 @@ void Coordinator::reconcile_live() {
   const auto change = policy_.wanted_change(view(), no_change_before_ms_);
   if (durable_.phase() == pb::Durable::RUNNING) {
     // RUN must have reached every worker before FINISH replaces it.
-    if (change && roster_.all_started(durable_) && !put_off_for_room(*change))
+    if (change && roster_.all_started(durable_) &&
+        (change->must || stop_is_forgotten()) && !put_off_for_room(*change))
       finish(*change);
     if (!change && now_ms_ >= no_change_before_ms_) {
       put_off_.clear();
@@ -317,6 +329,9 @@ void Coordinator::reconcile_live() {
   if (!checkpoints_.stop_declined(view()) || durable_.finish().must_stop())
     return;
   no_change_before_ms_ = now_ms_ + kDeclinedStopMs;
+  // The step in progress may still count the request.
+  no_stop_before_ms_ = now_ms_ + kWithdrawnMs;
+  no_stop_before_step_ = roster_.committed_step(durable_) + 2;
   if (durable_.stop_requested())
     decline_stop(checkpoints_.last_error());
   else

@@ -175,6 +175,11 @@ class Coordinator {
   int64_t total_steps() const { return options_.job.train().steps(); }
   bool job_finished() const { return ledger_.last_finished() >= total_steps(); }
   bool adopted() const { return durable_.generation() == adopted_generation_; }
+  // Ranks forget a stop that they declined once they make a step without one.
+  bool stop_is_forgotten() const {
+    return now_ms_ >= no_stop_before_ms_ &&
+           roster_.committed_step(durable_) >= no_stop_before_step_;
+  }
   // Workers have had no time yet to find this life of the coordinator.
   bool just_started() const {
     return now_ms_ - roster_.started_ms() < kReconnectSlackMs;
@@ -221,6 +226,8 @@ class Coordinator {
   Shortages put_off_;                // for which a change of mesh was put off
   std::set<std::string> reported_damaged_;  // checkpoints, with what is wrong
   int64_t no_change_before_ms_ = 0;  // optional stops are off: saving fails
+  int64_t no_stop_before_ms_ = 0;    // nor is any other that may be declined
+  int64_t no_stop_before_step_ = -1;
   bool unsettled_ = false;  // inputs were taken since the last reconcile()
   bool exited_ = false;
   bool refused_job_ = false;

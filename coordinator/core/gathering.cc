@@ -36,15 +36,15 @@ Gathering::Next Gathering::next(const ClusterView& view,
   const auto placed = policy.place(view);
   if (!placed.ok() && placed.status().code() == Code::kInvalidArgument)
     return {.impossible = placed.status().message()};
-  if (!placed.ok()) {
+  lacks_mesh_ = !placed.ok();
+  if (lacks_mesh_) {
     waits_for_joins_ = true;
     const std::string why = placed.status().message();
     const Wait before =
-        std::exchange(waiting_for_, {.reason = pb::JobStatus::WORKERS,
-                                     .text = why,
-                                     .offer = policy.offer(view)});
-    if (before.reason == waiting_for_.reason &&
-        before.offer == waiting_for_.offer)
+        std::exchange(no_mesh_, {.reason = pb::JobStatus::WORKERS,
+                                 .text = why,
+                                 .offer = policy.offer(view)});
+    if (before.reason == no_mesh_.reason && before.offer == no_mesh_.offer)
       return {};
     return {.no_mesh = why};
   }

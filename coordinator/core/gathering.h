@@ -53,15 +53,21 @@ class Gathering {
             bool job_finished);
   // The scan that next() asked for is there; false if it did not.
   bool end_scan() { return std::exchange(scanning_, false); }
-  // What the job waits for until a generation begins.
-  void wait_for(Wait what) { waiting_for_ = std::move(what); }
-  const Wait& waiting_for() const { return waiting_for_; }
+  // What the job waits for until a generation begins, but for a mesh.
+  void wait_for(Wait what) {
+    waiting_for_ = std::move(what);
+    no_mesh_ = {};
+  }
+  const Wait& waiting_for() const {
+    return lacks_mesh_ ? no_mesh_ : waiting_for_;
+  }
 
   // Whether the next generation may keep replicas of its states.
   bool replicas_fit() const { return replicas_fit_; }
 
   void begin_generation() {
-    waiting_for_ = {};
+    wait_for({});
+    lacks_mesh_ = false;
     replicas_fit_ = true;
   }
   // verdict: on its failure, if it failed. Those who were there continue at
@@ -77,6 +83,8 @@ class Gathering {
   bool scanning_ = false;
   bool replicas_fit_ = true;  // unless a rank found that there is no room
   Wait waiting_for_;
+  bool lacks_mesh_ = false;
+  Wait no_mesh_;  // for workers, while it does or before
 };
 
 }  // namespace remesh::core

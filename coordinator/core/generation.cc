@@ -92,10 +92,12 @@ void Coordinator::begin_generation(
     add_past_steps(ledger_.before(a.source().step(), checkpoints), &a);
   const auto unpinned = adopt_plan(std::move(plan), options_.job, &durable_);
   planned_ms_ = now_ms_;
+  no_stop_before_step_ = -1;
   times_.begin(decision.placement.layout, hosts_of(decision.placement, roster_),
                lost);
   gathering_.begin_generation();
   recovery_.begin_generation();
+  checkpoints_.begin_generation();
   retention_.begin_generation();
   roster_.begin_generation();
   set_phase(pb::Durable::PREPARING);
@@ -211,6 +213,10 @@ void Coordinator::abort(const Failure& failure) {
 void Coordinator::end_generation() {
   const bool aborted = durable_.phase() == pb::Durable::ABORTING;
   const int64_t committed = roster_.committed_step(durable_);
+  const std::vector<RankView> ranks = rank_views(view());
+  const bool killed = std::any_of(
+      ranks.begin(), ranks.end(),
+      [](const RankView& r) { return r.status->killed_by_worker(); });
   Cordoning cordons = cordoning();
   FailureVerdict verdict;
   if (!aborted) {
@@ -238,9 +244,10 @@ void Coordinator::end_generation() {
   gathering_.end_generation(verdict, now_ms_);
   if (verdict.give_up) return terminate(pb::Durable::FAILED, verdict.reason);
   if (verdict.unsaved) wait_to_save();
-  // Ranks finish the last step in order only after they saved it. It may have
-  // been finished before by a generation that failed to save it.
-  if (!aborted && job_finished() && committed >= total_steps())
+  // Ranks that finish the last step in order have saved it, unless their
+  // workers killed them before. It may have been finished before by a
+  // generation that failed to save it.
+  if (!aborted && !killed && job_finished() && committed >= total_steps())
     return end_finished_job("");
   set_phase(pb::Durable::WAITING);
   for (const pb::Cordon& c : cordons.changes().begun)

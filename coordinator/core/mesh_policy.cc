@@ -265,12 +265,12 @@ std::optional<MeshPolicy::MeshChange> MeshPolicy::wanted_change(
         participates(d, name, m.report.incarnation()) && has_ranks(d, name))
       return MeshChange{.why = fmt::format("worker {} is leaving", name),
                         .must = true};
+  if (view.now_ms < not_before_ms) return std::nullopt;
   if (const std::string& why = job_change(d); !why.empty())
     return MeshChange{.why = why};
   if (auto search = change_for_search(view)) return search;
   const bool asked = d.mesh_request().changed();
-  if (view.now_ms < not_before_ms || (!asked && awaits_joins(view)))
-    return std::nullopt;
+  if (!asked && awaits_joins(view)) return std::nullopt;
   int slots = 0;
   for (const auto& [name, m] : view.roster.members())
     if (m.alive && m.reported && !m.leaving() &&

@@ -315,14 +315,19 @@ bool Recovery::await_listing(const Inputs& in, int64_t chosen,
 }
 
 // Whether to wait for workers that are missing: they may return with the
-// finished steps. Others that are lost meanwhile do not prolong that.
+// finished steps. Others that are lost meanwhile do not prolong that, and one
+// that is lost again and again does so once.
 bool Recovery::await_holders(const Inputs& in, const StateChoice& best,
                              Decision* out) {
   const std::set<std::string>& missing = in.missing_holders;
-  if (missing.empty()) awaited_.clear();
+  if (missing.empty()) {
+    awaited_.clear();
+    had_time_.clear();
+  }
   const Roster& roster = in.view.roster;
-  if (!std::includes(awaited_.begin(), awaited_.end(), missing.begin(),
-                     missing.end()))
+  const size_t before = had_time_.size();
+  had_time_.insert(missing.begin(), missing.end());
+  if (had_time_.size() > before)
     awaited_until_ms_ = roster.last_loss_ms() - roster.absent_ms() +
                         job_.elastic().rejoin_wait_ms();
   const int64_t left_ms = time_left_ms(in.view);

@@ -103,6 +103,7 @@ class Recovery {
                const std::set<std::string>& missing) const;
   void begin_generation() {
     awaited_.clear();
+    had_time_.clear();
     awaits_rescue_ = false;
     listing_late_since_ms_ = -1;
   }
@@ -149,7 +150,8 @@ class Recovery {
   pb::Job job_;
   std::optional<geometry::ParamTable> table_;
   std::set<std::string> awaited_;
-  int64_t awaited_until_ms_ = 0;  // less roster.absent_ms(), which adds to it
+  std::set<std::string> had_time_;  // were missing: each prolongs it once
+  int64_t awaited_until_ms_ = 0;    // less roster.absent_ms(), which adds to it
   int64_t listing_late_since_ms_ = -1;
   bool awaits_rescue_ = false;
 };

@@ -5,6 +5,7 @@
 #include <algorithm>
 #include <vector>
 
+#include "coordinator/core/admission.h"
 #include "coordinator/core/durable.h"
 #include "coordinator/core/survival.h"
 #include "proto/base/text.h"
@@ -84,10 +85,17 @@ bool StateRetention::must_save_before_stop(const ClusterView& view,
                                            const MeshPolicy& policy) const {
   if (view.durable.stop_discards() || !has_unsaved_steps(view)) return false;
   const auto& members = view.roster.members();
-  const bool held = std::any_of(members.begin(), members.end(), [](auto& m) {
-    return m.second.alive && m.second.report.holdings_size() > 0;
-  });
+  const bool held =
+      std::any_of(members.begin(), members.end(), [&](const auto& m) {
+        return m.second.alive && holds_unsaved_step(view, m.second);
+      });
   return held && expects_generation(view, policy);
+}
+
+bool StateRetention::awaits_unsaved_steps(const ClusterView& view) const {
+  return !view.durable.stop_discards() && has_unsaved_steps(view) &&
+         (view.now_ms - view.phase_since_ms < elastic_.rejoin_wait_ms() ||
+          view.now_ms - view.roster.started_ms() < kReconnectSlackMs);
 }
 
 bool StateRetention::has_unsaved_steps(const ClusterView& view) const {

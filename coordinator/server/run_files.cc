@@ -61,9 +61,11 @@ Status RunFiles::check_not_ended(const std::string& run) {
     e.set_generation(d.generation());
     e.set_step(step);
     RETURN_IF_ERROR(append(e));
-    rundir::remove_endpoint(*fs, run);
     end = rundir::end_of_run(run);
   }
+  // The coordinator was killed before it did. Workers that have not heard of
+  // the end would look for it there.
+  rundir::remove_endpoint(*fs, run);
   return ended(run + ": " +
                (end ? rundir::end_text(*end, run)
                     : "the run has ended; to continue: remesh resume " +

@@ -297,6 +297,88 @@ TEST(End, IsSentToWorkersThatWereSilentDuringAnAbsence) {
   EXPECT_TRUE(absent.ended());
 }
 
+// Nobody has found the coordinator when it starts.
+TEST(Restart, AStopWaitsForWorkersThatMayHoldStepsThatAreNotSaved) {
+  for (const bool discards : {false, true}) {
+    Options o;
+    o.job = small_job();
+    o.job.mutable_elastic()->set_keep_state(true);
+    o.job.mutable_elastic()->set_rejoin_wait_ms(0);
+    pb::Model* m = o.job.mutable_model();
+    m->set_dim(64);
+    m->set_n_layers(2);
+    m->set_n_heads(4);
+    m->set_n_kv_heads(4);
+    m->set_hidden_dim(128);
+    m->set_vocab_size(257);
+    o.restored = running({"a"}, pb::Durable::WAITING);
+    o.restored->set_stop_requested(true);
+    o.restored->set_stop_discards(discards);
+    o.last_finished_step = 9;
+    Coordinator core(std::move(o));
+    (void)core.start(0);
+    EXPECT_EQ(core.durable().phase(),
+              discards ? pb::Durable::STOPPED : pb::Durable::WAITING);
+    (void)core.on(Tick{}, kReconnectSlackMs - 1);
+    EXPECT_EQ(core.status().wait_reason(), discards
+                                               ? pb::JobStatus::NOTHING
+                                               : pb::JobStatus::FINISHED_STEPS);
+    (void)core.on(Tick{}, kReconnectSlackMs);
+    EXPECT_EQ(core.durable().phase(), pb::Durable::STOPPED);
+  }
+}
+
+// Ranks do not notice that a stop was withdrawn in the middle of a long step.
+TEST(DeclinedStop, IsAskedForAgainAfterAStepWithoutIt) {
+  OneWorker w;
+  w.run({});
+  const auto hear = [&](int64_t committed, int64_t declined) {
+    pb::RankStatus rank;
+    rank.set_rank(0);
+    rank.set_committed_step(committed);
+    rank.set_declined_stops(declined);
+    w.report(pb::Report::RUNNING, rank);
+    return w.phase();
+  };
+  EXPECT_EQ(hear(5, 0), pb::Durable::RUNNING);
+  w.stop(/*discard=*/false);
+  EXPECT_EQ(w.phase(), pb::Durable::FINISHING);
+  EXPECT_EQ(hear(6, 1), pb::Durable::RUNNING);
+  w.stop(/*discard=*/false);
+  w.pass(2000);
+  EXPECT_EQ(w.phase(), pb::Durable::RUNNING);
+  EXPECT_EQ(hear(7, 1), pb::Durable::RUNNING) << "it began with the request";
+  EXPECT_EQ(hear(8, 1), pb::Durable::FINISHING);
+  // Steps may be shorter than a message takes.
+  EXPECT_EQ(hear(9, 2), pb::Durable::RUNNING);
+  EXPECT_EQ(hear(90, 2), pb::Durable::RUNNING);
+  w.stop(/*discard=*/false);
+  EXPECT_EQ(w.phase(), pb::Durable::RUNNING);
+  w.pass(1000);
+  EXPECT_EQ(w.phase(), pb::Durable::FINISHING);
+}
+
+// A worker kills ranks that make no progress while it hears no coordinator, as
+// where the storage of both does not answer while the last step is saved.
+TEST(End, OfTheLastStepIsNotThatOfRanksThatTheirWorkerKilled) {
+  for (const bool killed : {false, true}) {
+    OneWorker w;
+    w.run({});
+    ASSERT_EQ(w.phase(), pb::Durable::RUNNING);
+    pb::RankStatus rank;
+    rank.set_rank(0);
+    rank.set_committed_step(1000);
+    w.report(pb::Report::RUNNING, rank, "a", /*loss=*/2.0);
+    w.scan_asked_ms = -1;
+    rank.set_exited(true);
+    rank.set_signal(killed ? 9 : 0);
+    rank.set_killed_by_worker(killed);
+    w.report(pb::Report::QUIESCED, rank);
+    EXPECT_EQ(w.phase(), killed ? pb::Durable::WAITING : pb::Durable::DONE);
+    EXPECT_EQ(w.scan_asked_ms >= 0, killed) << "for the checkpoint";
+  }
+}
+
 TEST(Restart, TheMeshThatIsAdoptedWasMeasuredBefore) {
   Options o;
   o.job = small_job();

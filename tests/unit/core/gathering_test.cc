@@ -60,6 +60,22 @@ TEST_F(GatheringTest, AnnouncesAnotherOfferAndNotAnotherSentence) {
   EXPECT_TRUE(next(30).no_mesh) << "it waited for something else meanwhile";
 }
 
+TEST_F(GatheringTest, WaitsForAMeshOnlyWhileThereIsNone) {
+  (void)next(0);
+  EXPECT_EQ(gathering_.waiting_for().reason, pb::JobStatus::WORKERS);
+  hear_all({"a"}, 100);
+  (void)next(100);
+  EXPECT_EQ(gathering_.waiting_for().reason, pb::JobStatus::NOTHING);
+  gathering_.wait_for({.reason = pb::JobStatus::FINISHED_STEPS});
+  roster.on_disconnect("a", 200, "revoked");
+  roster.expire(durable, /*dead_after_ms=*/60'000, 200);
+  EXPECT_TRUE(next(200).no_mesh);
+  EXPECT_EQ(gathering_.waiting_for().reason, pb::JobStatus::WORKERS);
+  hear_all({"a"}, 300);
+  (void)next(300);
+  EXPECT_EQ(gathering_.waiting_for().reason, pb::JobStatus::FINISHED_STEPS);
+}
+
 TEST_F(GatheringTest, DoesNotWaitForWorkersThatJoinWithoutEnd) {
   for (int64_t now_ms = 0; now_ms <= 10 * kJoinWindowMs; now_ms += 500) {
     hear_all({"w" + std::to_string(now_ms)}, now_ms);

@@ -39,10 +39,10 @@ class OneWorker {
     take(core_->start(now_));
     report(pb::Report::QUIESCED);
   }
-  void stop() {
+  void stop(bool discard = true) {
     pb::Command c;
     c.set_kind(pb::Command::STOP);
-    c.set_discard(true);
+    c.set_discard(discard);
     take(core_->on(CommandReceived{1, c}, now_));
   }
   void be_absent(int64_t ms) { now_ += ms; }

@@ -324,6 +324,25 @@ TEST(MeshPolicy, WantsALargerMeshAfterTheJoinWindow) {
   EXPECT_EQ(world(f.policy.place(later)), 2) << "without c";
 }
 
+// The disk is full, so that the ranks declined to stop: where each of their
+// steps is asked to be the last, each is followed by an attempt to save it.
+TEST(MeshPolicy, AChangeOfTheJobThatWasPutOffIsNotAskedForAgainAtOnce) {
+  Fixture f;
+  f.durable = running({"a", "b", "c"});
+  f.hear_all({"a", "b", "c"});
+  *f.durable.mutable_assignment_job() = small_job();
+  f.durable.mutable_assignment_job()->mutable_train()->set_steps(50);
+  EXPECT_FALSE(f.policy.wanted_change(f.view(6999), 7000));
+  EXPECT_HAS(f.policy.wanted_change(f.view(7000), 7000).value().why,
+             "job changed: train.steps 50 -> 100");
+  f.durable.clear_assignment_job();
+  f.durable.set_generation(2);
+  f.durable.mutable_host_faults()->mutable_link_search()->add_ends("host-a");
+  f.durable.mutable_host_faults()->mutable_link_search()->add_apart("host-a");
+  EXPECT_FALSE(f.policy.wanted_change(f.view(6999), 7000));
+  EXPECT_TRUE(f.policy.wanted_change(f.view(7000), 7000));
+}
+
 TEST(MeshPolicy, MustChangeForAStopAndForALeavingWorkerWithRanks) {
   Fixture f;
   f.durable = running({"a", "b"});
@@ -566,6 +585,34 @@ TEST(StateRetention, AStopSavesStepsThatAreInMemoryOnly) {
   const StateRetention retention(small_job().elastic(), true);
   EXPECT_TRUE(retention.must_save_before_stop(f.view_at(9, 5), f.policy));
   EXPECT_FALSE(retention.must_save_before_stop(f.view_at(9, 9), f.policy));
+}
+
+// The daemon that holds the last steps is restarted, or the coordinator.
+TEST(StateRetention, AStopWaitsForThoseWhoHoldStepsThatAreNotSaved) {
+  Fixture f;
+  f.durable = running({"a"}, pb::Durable::WAITING);
+  const StateRetention retention(small_job().elastic(), true);
+  ClusterView v = f.view_at(9, 5);
+  const auto must_save = [&] {
+    return retention.must_save_before_stop(v, f.policy);
+  };
+  v.now_ms = small_job().elastic().rejoin_wait_ms() - 1;
+  EXPECT_FALSE(must_save());
+  EXPECT_TRUE(retention.awaits_unsaved_steps(v));
+  v.now_ms += 1;
+  EXPECT_FALSE(retention.awaits_unsaved_steps(v)) << "it does not return";
+  pb::Report r = report("a", 0);
+  f.hear(r);
+  EXPECT_TRUE(must_save()) << "it has not said what it holds";
+  r.set_has_inventory(true);
+  r.add_holdings()->set_step(9);
+  f.hear(r);
+  EXPECT_TRUE(must_save());
+  r.mutable_holdings(0)->set_step(5);
+  f.hear(r);
+  v.now_ms = 0;
+  EXPECT_FALSE(must_save());
+  EXPECT_FALSE(retention.awaits_unsaved_steps(v)) << "it has lost them";
 }
 
 }  // namespace

@@ -140,6 +140,27 @@ TEST_F(MemoryRecovery, OtherLossesDoNotProlongTheWait) {
   EXPECT_EQ(decide({"b", "c"}, until_ms + 1).kind, Kind::kWait);
 }
 
+// b is gone for good, and the link to a comes and goes.
+TEST_F(MemoryRecovery, AHolderThatIsLostAgainAndAgainProlongsTheWaitOnce) {
+  holds("a", 0);
+  hear_all({"c"});
+  const int64_t wait_ms = small_job().elastic().rejoin_wait_ms();
+  ASSERT_EQ(decide({"b"}).kind, Kind::kWait);
+  Kind kind = Kind::kWait;
+  int64_t now_ms = 0;
+  while (kind == Kind::kWait && now_ms < 10 * wait_ms) {
+    now_ms += wait_ms / 2;
+    roster.on_disconnect("a", now_ms, "silent");
+    roster.expire(durable, /*dead_after_ms=*/600'000, now_ms);
+    ASSERT_EQ(roster.last_loss_ms(), now_ms);
+    kind = decide({"a", "b"}, now_ms).kind;
+    if (kind != Kind::kWait) break;
+    hear(report("a", 0), now_ms);
+    kind = decide({"b"}, now_ms).kind;
+  }
+  EXPECT_EQ(now_ms, 3 * wait_ms / 2) << "half of it for b, then all of it";
+}
+
 // Workers cannot return to a coordinator that hears nobody.
 TEST_F(MemoryRecovery, TheWaitLastsAsLongAsTheCoordinatorCanHear) {
   holds("a", 0);

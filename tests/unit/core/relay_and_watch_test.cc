@@ -83,6 +83,43 @@ TEST(CheckpointWatch, ADamagedCheckpointIsNotSaved) {
   EXPECT_EQ(watch.newest_step(), 4);
 }
 
+TEST(CheckpointWatch, ACheckpointThatDoesNotLoadIsNotSaved) {
+  CheckpointWatch watch;
+  pb::Durable d = running({"a"});
+  d.set_saved_step(8);
+  watch.know(8);
+  d.mutable_refusals()->add_checkpoints("step-8");
+  d.mutable_refusals()->add_checkpoint_steps(8);
+  const CheckpointsScanned scan{
+      .valid = {{.step = 4, .path = "step-4"}, {.step = 8, .path = "step-8"}}};
+  watch.go_back(8, scan, &d);
+  EXPECT_EQ(d.saved_step(), 4);
+  EXPECT_EQ(watch.newest_step(), 4);
+}
+
+// Its rank has failed as often as the one of the generation before, of which
+// nobody has heard that a save succeeded meanwhile.
+TEST(CheckpointWatch, TheFirstFailedSaveOfAGenerationCounts) {
+  CheckpointWatch watch;
+  Roster roster;
+  const pb::Durable d = running({"a"});
+  uint64_t seq = 0;
+  const auto hear = [&](int64_t saved, const std::string& error) {
+    pb::Report r = running_report("a", ++seq, 0, 9);
+    r.mutable_ranks(0)->set_checkpoint_step(saved);
+    r.mutable_ranks(0)->set_failed_saves(1);
+    r.mutable_ranks(0)->set_checkpoint_error(error);
+    r.mutable_ranks(0)->set_checkpoint_code(code_name(Code::kExhausted));
+    roster.on_report(r, d, kSilentMs, 0);
+    return watch.observe(roster, 1, 9).size();
+  };
+  EXPECT_EQ(hear(-1, "step-5: no space"), 1U);
+  EXPECT_EQ(hear(7, "step-5: no space"), 1U) << "saved";
+  watch.begin_generation();
+  EXPECT_EQ(hear(-1, "step-9: no space"), 1U);
+  EXPECT_EQ(watch.last_error(), "step-9: no space");
+}
+
 TEST(CheckpointWatch, ACauseIsAnnouncedOnceForAllRanksAndSteps) {
   CheckpointWatch watch;
   Roster roster;

@@ -75,6 +75,20 @@ TEST_F(RunFilesTest, AnEndThatOnlyTheJournalHasBecomesAnEvent) {
   EXPECT_TRUE(rundir::end_of_run(run_)) << "the last event is the end";
 }
 
+// The coordinator was killed before every worker had heard of the end.
+TEST_F(RunFilesTest, NoAddressIsLeftOfARunThatHasEnded) {
+  pb::Durable d = state(1);
+  d.set_phase(pb::Durable::DONE);
+  ASSERT_OK(older_.persist(d));
+  pb::EventRecord e;
+  e.set_event("job_done");
+  ASSERT_OK(older_.append(e));
+  ASSERT_OK(rundir::write_endpoint(*older_.fs, run_, {.address = "tcp://h:1"}));
+  open_again(older_);
+  EXPECT_EQ(older_.check_not_ended(run_).code(), Code::kEnded);
+  EXPECT_FALSE(fs::exists(rundir::endpoint_path(run_)));
+}
+
 TEST_F(RunFilesTest, OnlyAnEndThatNobodyAskedForIsExplained) {
   pb::StepMetrics m;
   m.set_step(9);
