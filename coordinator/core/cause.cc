@@ -115,61 +115,43 @@ size_t earliest_waiter(const std::vector<RankView>& ranks,
 
 }  // namespace
 
-std::string Failure::text() const {
-  return subject.empty() ? what : subject + ": " + what;
-}
-
-pb::Cause cause_of(const Failure& f) {
+pb::Cause cause_of(const std::string& what) {
   pb::Cause c;
-  if (!f.subject.empty()) c.set_subject(f.subject);
-  c.set_what(f.what);
-  c.set_rank(f.rank);
-  if (!f.worker.empty()) c.set_worker(f.worker);
-  c.set_step(f.step);
-  c.set_exit_code(f.exit_code);
-  c.set_by_signal(f.by_signal);
-  c.set_planned(!f.is_fault);
-  c.mutable_hosts()->Add(f.hosts.begin(), f.hosts.end());
-  c.set_at_start(f.at_start);
-  c.set_before_training(f.before_training);
-  c.set_silent(f.silent);
-  for (const auto& [a, b] : f.links) {
-    c.add_links(a);
-    c.add_links(b);
-  }
-  c.mutable_between()->Add(f.between.begin(), f.between.end());
-  c.mutable_workers()->Add(f.workers.begin(), f.workers.end());
-  c.set_hung(f.hung);
+  c.set_what(what);
   return c;
 }
 
-Failure failure_of(const pb::Cause& c) {
-  Failure f{.subject = c.subject(),
-            .what = c.what(),
-            .rank = c.rank(),
-            .worker = c.worker(),
-            .step = c.step(),
-            .by_signal = c.by_signal(),
-            .exit_code = c.exit_code(),
-            .is_fault = !c.planned(),
-            .hosts = {c.hosts().begin(), c.hosts().end()},
-            .workers = {c.workers().begin(), c.workers().end()},
-            .at_start = c.at_start(),
-            .before_training = c.before_training(),
-            .silent = c.silent(),
-            .hung = c.hung(),
-            .between = {c.between().begin(), c.between().end()}};
+pb::Cause change_of_plan(const std::string& why) {
+  pb::Cause c = cause_of(why);
+  c.set_planned(true);
+  return c;
+}
+
+std::string text_of(const pb::Cause& c) {
+  return c.subject().empty() ? c.what() : c.subject() + ": " + c.what();
+}
+
+std::vector<Link> links_of(const pb::Cause& c) {
+  std::vector<Link> links;
   for (int i = 0; i + 1 < c.links_size(); i += 2)
-    f.links.emplace_back(c.links(i), c.links(i + 1));
-  return f;
+    links.emplace_back(c.links(i), c.links(i + 1));
+  return links;
+}
+
+void set_links(const std::vector<Link>& links, pb::Cause* c) {
+  c->clear_links();
+  for (const auto& [a, b] : links) {
+    c->add_links(a);
+    c->add_links(b);
+  }
 }
 
 bool died_of_itself(const pb::RankStatus& s) {
   return s.signal() != 0 && !(s.signal() == SIGABRT && s.waits());
 }
 
-bool source_is_bad(const Failure& f, const pb::Source& source) {
-  return f.exit_code == kExitBadSource && source.kind() != pb::Source::INIT;
+bool source_is_bad(const pb::Cause& f, const pb::Source& source) {
+  return f.exit_code() == kExitBadSource && source.kind() != pb::Source::INIT;
 }
 
 bool tells_why(int exit_code) {
