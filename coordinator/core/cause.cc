@@ -42,9 +42,7 @@ bool has_joined(const pb::RankStatus& a, const pb::RankStatus& b) {
   const pb::RankOperation& x = a.at();
   const pb::RankOperation& y = b.at();
   return x.has_number() && y.has_number() && x.group() == y.group() &&
-         std::equal(x.ranks().begin(), x.ranks().end(), y.ranks().begin(),
-                    y.ranks().end()) &&
-         y.number() >= x.number();
+         std::ranges::equal(x.ranks(), y.ranks()) && y.number() >= x.number();
 }
 
 // The ranks whose part in its operation a waiting rank is missing. by_rank:
@@ -109,8 +107,8 @@ size_t earliest_waiter(const std::vector<RankView>& ranks,
     const pb::RankStatus& s = *ranks[i].status;
     return std::make_tuple(s.step(), s.at().number(), s.rank());
   };
-  return *std::min_element(cycle.begin(), cycle.end(),
-                           [&](size_t a, size_t b) { return key(a) < key(b); });
+  return *std::ranges::min_element(
+      cycle, [&](size_t a, size_t b) { return key(a) < key(b); });
 }
 
 }  // namespace
@@ -242,8 +240,8 @@ std::string stuck_text(const std::vector<RankView>& ranks, const Stuck& stuck) {
         "{}: every rank waits for others, {} at {}: a message was lost",
         stalled, rank_name(r), where);
   const auto waiting =
-      std::count_if(ranks.begin(), ranks.end(),
-                    [](const RankView& x) { return x.status->waits(); }) -
+      std::ranges::count_if(
+          ranks, [](const RankView& x) { return x.status->waits(); }) -
       (s.waits() ? 1 : 0);
   std::string out = fmt::format("{} at {}", stalled, where);
   if (process_stopped(s)) out += " (its process is stopped)";
@@ -274,8 +272,8 @@ std::set<std::string> silent_hosts(const std::vector<RankView>& ranks,
   if (!stuck.lost_message || !silent_links(ranks, stuck).empty()) return hosts;
   const auto& members = ranks[stuck.rank].status->at().ranks();
   for (const RankView& r : ranks)
-    if (members.empty() || std::find(members.begin(), members.end(),
-                                     r.status->rank()) != members.end())
+    if (members.empty() ||
+        std::ranges::find(members, r.status->rank()) != members.end())
       hosts.insert(r.host);
   return hosts;
 }

@@ -23,11 +23,10 @@ constexpr double kLinkTestS = 600;
 
 // Links of the host that failed often enough.
 int64_t bad_links(const pb::HostFaults& faults, const std::string& host) {
-  return std::count_if(faults.suspects().begin(), faults.suspects().end(),
-                       [&](const pb::Cordon& c) {
-                         return !c.peer().empty() && c.failures() >= kEnough &&
-                                (c.host() == host || c.peer() == host);
-                       });
+  return std::ranges::count_if(faults.suspects(), [&](const pb::Cordon& c) {
+    return !c.peer().empty() && c.failures() >= kEnough &&
+           (c.host() == host || c.peer() == host);
+  });
 }
 
 }  // namespace
@@ -41,18 +40,16 @@ bool Cordoning::awaits_proven(const std::vector<Site>& failed) const {
                              in_.faults->proven().end());
   for (const auto& named : in_.view.roster.members()) {
     const std::string& host = named.second.report.host();
-    if (named.second.alive &&
-        std::none_of(failed.begin(), failed.end(), [&](const Site& s) {
+    if (named.second.alive && std::ranges::none_of(failed, [&](const Site& s) {
           return concerns(s, host, named.first);
         }))
       away.erase(host);
   }
-  return !away.empty() &&
-         std::all_of(failed.begin(), failed.end(), [this](const Site& s) {
-           return (!s.worker.empty() || !is_proven(*in_.faults, s.host)) &&
-                  failures_of(*in_.faults, s) <
-                      in_.elastic.max_failures_without_progress();
-         });
+  return !away.empty() && std::ranges::all_of(failed, [this](const Site& s) {
+    return (!s.worker.empty() || !is_proven(*in_.faults, s.host)) &&
+           failures_of(*in_.faults, s) <
+               in_.elastic.max_failures_without_progress();
+  });
 }
 
 // Whether workers remain with which the job has not failed in this way. For
@@ -63,14 +60,14 @@ bool Cordoning::others_remain(const std::vector<Site>& failed,
                                         in_.view.now_ms))
     return true;
   const auto& members = in_.view.roster.members();
-  return std::any_of(members.begin(), members.end(), [&](const auto& named) {
+  return std::ranges::any_of(members, [&](const auto& named) {
     const std::string& name = named.first;
     const Roster::Member& m = named.second;
     const std::string& host = m.report.host();
     return m.alive && m.reported && !m.leaving() && m.report.slots() > 0 &&
            !failed_alike(*in_.faults, host, name, fault) &&
-           std::none_of(failed.begin(), failed.end(),
-                        [&](const Site& s) { return concerns(s, host, name); });
+           std::ranges::none_of(
+               failed, [&](const Site& s) { return concerns(s, host, name); });
   });
 }
 
@@ -99,8 +96,7 @@ bool Cordoning::needs_state_of(const std::set<std::string>& hosts) const {
   std::set<int> here, elsewhere;
   for (const pb::StateHolding& h : a.source().states())
     (hosts.contains(h.host()) ? here : elsewhere).insert(h.rank());
-  return !std::includes(elsewhere.begin(), elsewhere.end(), here.begin(),
-                        here.end());
+  return !std::ranges::includes(elsewhere, here);
 }
 
 // Whether workers on other hosts say that they hold what of the source is on
@@ -127,8 +123,7 @@ bool Cordoning::others_hold(const pb::Source& source,
           h.sharding().SerializeAsString() == sharding)
         elsewhere.insert(part_of(h.rank()));
   }
-  return std::includes(elsewhere.begin(), elsewhere.end(), here.begin(),
-                       here.end());
+  return std::ranges::includes(elsewhere, here);
 }
 
 void Cordoning::begin(const Site& site, const pb::Cause& fault) {

@@ -53,8 +53,8 @@ bool is_at(const pb::Cordon& c, const Site& s) {
 
 template <typename Cordons>
 auto find_suspect(Cordons& all, const Site& s) {
-  return std::find_if(all.begin(), all.end(),
-                      [&](const pb::Cordon& c) { return is_at(c, s); });
+  return std::ranges::find_if(all,
+                              [&](const pb::Cordon& c) { return is_at(c, s); });
 }
 
 template <typename T, typename Condition>
@@ -80,8 +80,8 @@ void set_failure(const pb::Cause& f, pb::Cordon* c) {
 bool are_new(const std::vector<Site>& sites, const pb::Durable& durable) {
   const pb::HostFaults& faults = durable.host_faults();
   return faults.proven_size() > 0 &&
-         std::none_of(sites.begin(), sites.end(),
-                      [&](const Site& s) { return is_proven(faults, s.host); });
+         std::ranges::none_of(
+             sites, [&](const Site& s) { return is_proven(faults, s.host); });
 }
 
 // Whether ranks now die in training on at least as many hosts, this one among
@@ -91,9 +91,8 @@ bool die_everywhere(const std::string& host, double now_s,
   std::set<std::string> hosts = {host};
   for (const pb::Cordon& c : faults.suspects())
     if (c.in_training() && now_s <= c.until()) hosts.insert(c.host());
-  const auto others =
-      std::count_if(faults.proven().begin(), faults.proven().end(),
-                    [&](const auto& h) { return !hosts.contains(h); });
+  const auto others = std::ranges::count_if(
+      faults.proven(), [&](const auto& h) { return !hosts.contains(h); });
   return std::ssize(hosts) >= others;
 }
 
@@ -102,11 +101,10 @@ bool die_everywhere(const std::string& host, double now_s,
 // another one as new.
 bool only_one_host_failed(const pb::Cause& f, const ClusterView& view) {
   return f.hosts_size() == 1 &&
-         std::none_of(view.durable.host_faults().cordons().begin(),
-                      view.durable.host_faults().cordons().end(),
-                      [&](const pb::Cordon& c) {
-                        return c.host() != f.hosts(0) && is_alike(c, f);
-                      }) &&
+         std::ranges::none_of(view.durable.host_faults().cordons(),
+                              [&](const pb::Cordon& c) {
+                                return c.host() != f.hosts(0) && is_alike(c, f);
+                              }) &&
          source_is_there(view.roster, view.durable.assignment().source());
 }
 
@@ -116,7 +114,7 @@ std::vector<Site> sites_of(const pb::Cause& f, const ClusterView& view) {
   std::vector<Site> out;
   const std::set<std::string> workers(f.workers().begin(), f.workers().end());
   const auto known_bad = [&](const std::vector<Site>& sites) {
-    return std::all_of(sites.begin(), sites.end(), [&](const Site& s) {
+    return std::ranges::all_of(sites, [&](const Site& s) {
       return failures_of(view.durable.host_faults(), s) >= kFailuresAtStart;
     });
   };
@@ -137,8 +135,7 @@ std::vector<Site> sites_of(const pb::Cause& f, const ClusterView& view) {
     const auto& suspects = view.durable.host_faults().suspects();
     // One worker after another cannot start its ranks: it is the host.
     const bool in_turn =
-        f.at_start() &&
-        std::any_of(suspects.begin(), suspects.end(), [&](const auto& c) {
+        f.at_start() && std::ranges::any_of(suspects, [&](const auto& c) {
           return c.host() == host && !c.worker().empty() && !c.in_training() &&
                  !workers.contains(c.worker()) && is_alike(c, f);
         });
@@ -168,8 +165,7 @@ bool concerns(const pb::Cordon& c, const std::string& host,
 }
 
 bool is_proven(const pb::HostFaults& faults, const std::string& host) {
-  return std::binary_search(faults.proven().begin(), faults.proven().end(),
-                            host);
+  return std::ranges::binary_search(faults.proven(), host);
 }
 
 pb::Cause of_unproven(pb::Cause f, const pb::HostFaults& faults) {
@@ -255,12 +251,10 @@ bool failed_alike(const pb::HostFaults& faults, const std::string& host,
   const auto alike = [&](const pb::Cordon& c) {
     return concerns(c, host, worker) && !c.in_training() && is_alike(c, f);
   };
-  return std::any_of(faults.cordons().begin(), faults.cordons().end(), alike) ||
-         std::any_of(faults.suspects().begin(), faults.suspects().end(),
-                     [&](const pb::Cordon& c) {
-                       return c.peer().empty() && c.failures() >= kAtFault &&
-                              alike(c);
-                     });
+  return std::ranges::any_of(faults.cordons(), alike) ||
+         std::ranges::any_of(faults.suspects(), [&](const pb::Cordon& c) {
+           return c.peer().empty() && c.failures() >= kAtFault && alike(c);
+         });
 }
 
 bool is_alike(const pb::Cordon& c, const pb::Cause& f) {
@@ -283,9 +277,9 @@ std::optional<int64_t> rescue_wait_ms(int64_t failures,
 bool is_cordoned(const pb::HostFaults& faults, const std::string& host,
                  const std::string& worker) {
   return is_apart(faults.link_search(), host) ||
-         std::any_of(
-             faults.cordons().begin(), faults.cordons().end(),
-             [&](const pb::Cordon& c) { return concerns(c, host, worker); });
+         std::ranges::any_of(faults.cordons(), [&](const pb::Cordon& c) {
+           return concerns(c, host, worker);
+         });
 }
 
 std::string cordon_reason(const pb::HostFaults& faults, const std::string& host,

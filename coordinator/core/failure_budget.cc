@@ -79,11 +79,10 @@ FailureVerdict judge_failure(const pb::Cause& f, const pb::Elastic& elastic,
   }
   if (!counts && !follows_rank) {
     const auto& all = faults.suspects();
-    const auto hosts =
-        std::count_if(all.begin(), all.end(), [&](const auto& c) {
-          return c.peer().empty() && !c.in_training() && c.failures() == 1 &&
-                 !is_cordoned(faults, c.host(), c.worker());
-        });
+    const auto hosts = std::ranges::count_if(all, [&](const auto& c) {
+      return c.peer().empty() && !c.in_training() && c.failures() == 1 &&
+             !is_cordoned(faults, c.host(), c.worker());
+    });
     if (!cordoned)
       v.backoff_ms = std::min(kMaxHostsBackoffMs, backoff_ms(hosts));
     return v;

@@ -33,7 +33,7 @@ std::string links_text(const pb::Cause& f) {
 
 void add_once(const std::string& name,
               google::protobuf::RepeatedPtrField<std::string>* to) {
-  if (std::find(to->begin(), to->end(), name) == to->end()) *to->Add() = name;
+  if (std::ranges::find(*to, name) == to->end()) *to->Add() = name;
 }
 
 void add_place(const RankView& r, pb::Cause* f) {
@@ -64,8 +64,8 @@ pb::Cause failure_of(const RankView& r, const std::string& what,
 }
 
 bool any_exited(const pb::Report& r) {
-  return std::any_of(r.ranks().begin(), r.ranks().end(),
-                     [](const auto& s) { return s.exited(); });
+  return std::ranges::any_of(r.ranks(),
+                             [](const auto& s) { return s.exited(); });
 }
 
 bool is_silent(const Roster::Member* m) {
@@ -74,7 +74,7 @@ bool is_silent(const Roster::Member* m) {
 
 bool other_host_is_silent(const ClusterView& view, const std::string& host) {
   const auto& all = view.durable.participants();
-  return std::any_of(all.begin(), all.end(), [&](const auto& p) {
+  return std::ranges::any_of(all, [&](const auto& p) {
     const Roster::Member* m = view.roster.find(p.name());
     return p.host() != host && is_silent(m) &&
            m->report.incarnation() == p.incarnation();
@@ -120,8 +120,8 @@ std::optional<pb::Cause> FailureDetector::find(const ClusterView& view) const {
 std::optional<pb::Cause> FailureDetector::find_exit(
     const ClusterView& view) const {
   const auto& members = view.roster.members();
-  if (std::none_of(members.begin(), members.end(),
-                   [](const auto& m) { return any_exited(m.second.report); }))
+  if (std::ranges::none_of(
+          members, [](const auto& m) { return any_exited(m.second.report); }))
     return std::nullopt;
   const std::vector<RankView> ranks = rank_views(view);
   const auto first = first_death(ranks);
@@ -182,10 +182,10 @@ int64_t FailureDetector::silent_ms() const {
 int64_t FailureDetector::hang_after_ms(const ClusterView& view) const {
   // Before the first step, unless it is known that messages may be lost.
   const auto& suspects = view.durable.host_faults().suspects();
-  const bool doubtful =
-      view.durable.host_faults().has_link_search() ||
-      std::any_of(suspects.begin(), suspects.end(),
-                  [](const pb::Cordon& c) { return !c.peer().empty(); });
+  const bool doubtful = view.durable.host_faults().has_link_search() ||
+                        std::ranges::any_of(suspects, [](const pb::Cordon& c) {
+                          return !c.peer().empty();
+                        });
   if (elastic_.hang_after_s() > 0) {
     const auto ms = static_cast<int64_t>(elastic_.hang_after_s() * 1000);
     return has_stepped_ ? ms : std::max(ms, kSetStartHangMs);

@@ -87,9 +87,8 @@ class ScratchPool {
   static constexpr size_t kKept = 16;
 
   Block::Memory take(size_t bytes) {
-    const auto at =
-        std::find_if(free_.begin(), free_.end(),
-                     [&](const Block::Memory& m) { return m.bytes >= bytes; });
+    const auto at = std::ranges::find_if(
+        free_, [&](const Block::Memory& m) { return m.bytes >= bytes; });
     if (at != free_.end()) {
       Block::Memory m = std::move(*at);
       free_.erase(at);
@@ -103,9 +102,8 @@ class ScratchPool {
   void give_back(Block::Memory memory) {
     free_.push_back(std::move(memory));
     if (free_.size() <= kKept) return;
-    free_.erase(std::min_element(
-        free_.begin(), free_.end(),
-        [](const auto& a, const auto& b) { return a.bytes < b.bytes; }));
+    free_.erase(std::ranges::min_element(
+        free_, [](const auto& a, const auto& b) { return a.bytes < b.bytes; }));
   }
 
   std::vector<Block::Memory> free_;

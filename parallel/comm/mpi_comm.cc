@@ -145,7 +145,7 @@ class Progress {
     }
   }
   bool contains(const StateMachine* m) const {
-    return std::find(active_.begin(), active_.end(), m) != active_.end();
+    return std::ranges::find(active_, m) != active_.end();
   }
   // Yields the core between polls, which costs nothing while nobody else wants
   // it. Where somebody does, be it another rank or another program, a thread

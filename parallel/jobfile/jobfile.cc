@@ -229,9 +229,9 @@ class Reader {
 // The parser sorts tables by name; people read by line.
 Status status_of(std::vector<Problem> problems) {
   if (problems.empty()) return ok_status();
-  std::stable_sort(
-      problems.begin(), problems.end(),
-      [](const Problem& a, const Problem& b) { return a.line < b.line; });
+  std::ranges::stable_sort(problems, [](const Problem& a, const Problem& b) {
+    return a.line < b.line;
+  });
   std::vector<std::string> texts;
   for (const Problem& p : problems) texts.push_back(p.text);
   return invalid_argument(join(texts, "\n"));
@@ -259,7 +259,7 @@ Result<pb::Job> parse_job(std::string_view toml, const TomlOrigin& origin,
   Reader reader(job, problems);
   RETURN_IF_ERROR(read_toml(toml, origin, &reader));
   // A flavor given for this run is not hidden by the dimensions of the file.
-  if (std::any_of(overrides.begin(), overrides.end(), [](const auto& text) {
+  if (std::ranges::any_of(overrides, [](const auto& text) {
         return override_key(text) == "model.flavor";
       }))
     clear_flavor_keys(*job.mutable_model());
