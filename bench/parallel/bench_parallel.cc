@@ -48,7 +48,7 @@ namespace {
 
 using engine::Engine;
 using engine::EngineOptions;
-using engine::StepTimes;
+using engine::StepSeconds;
 using geometry::Layout;
 using geometry::ScheduleKind;
 
@@ -193,7 +193,7 @@ Result<double> limit_of(const Configuration& c, const Options& o,
 
 // The idle share of the ranks, which started together, until the last of them
 // has made its passes.
-double measured_bubble(const StepTimes& t, comm::Comm& world) {
+double measured_bubble(const StepSeconds& t, comm::Comm& world) {
   double busy = t.compute + t.tensor + t.context;
   double passes = busy + t.pipeline;
   world.all_reduce(std::span(&busy, 1), comm::Op::kSum);
@@ -278,7 +278,7 @@ void run_round(comm::Comm& world, Runner& mesh, const Baselines& b,
   out->ratio.push_back(std::min(threads, ideal) / seconds);
   out->exposed.push_back(r.mean_exposed_s);
   out->bubble.push_back(measured_bubble(r.times, world));
-  const StepTimes& t = r.times;
+  const StepSeconds& t = r.times;
   const double parts[] = {t.compute, t.pipeline, t.tensor + t.context,
                           t.reduce,  t.gather,   t.agree,
                           t.update};

@@ -109,7 +109,7 @@ class Trainer {
     if (engine_->step() == 1) first_loss_ = r.loss;
     if (!measured) return ok_status();
     steps_.push_back(seconds);
-    const engine::StepTimes& t = r.times;
+    const engine::StepSeconds& t = r.times;
     phases_["forward and backward"] += t.compute;
     phases_["clip, AdamW, load"] += t.update;
     phases_["rest"] += seconds - t.compute - t.update;

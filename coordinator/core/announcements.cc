@@ -53,16 +53,16 @@ pb::EventRecord event_of(const Roster::MembershipChange& c,
   return {};
 }
 
-pb::EventRecord event_of(const Failure& failure, const ClusterView& view,
+pb::EventRecord event_of(const pb::Cause& failure, const ClusterView& view,
                          double seconds) {
-  pb::EventRecord e = event(events::kFailure,
-                            {.worker = failure.worker, .cause = failure.what});
-  if (failure.rank >= 0) e.set_rank(failure.rank);
+  pb::EventRecord e = event(
+      events::kFailure, {.worker = failure.worker(), .cause = failure.what()});
+  if (failure.rank() >= 0) e.set_rank(failure.rank());
   for (const RankView& r : rank_views(view))
-    if (r.status->rank() == failure.rank && r.worker == failure.worker)
+    if (r.status->rank() == failure.rank() && r.worker == failure.worker())
       fill_failure(r, &e);
   for (const pb::Durable::Member& p : view.durable.participants())
-    if (p.name() == failure.worker && !e.has_host()) e.set_host(p.host());
+    if (p.name() == failure.worker() && !e.has_host()) e.set_host(p.host());
   e.set_seconds(seconds);
   return e;
 }

@@ -50,7 +50,7 @@ std::string too_few_steps(int64_t given, int64_t done,
 pb::EventRecord event_of(const Roster::MembershipChange& change,
                          const pb::Durable& durable);
 // seconds: since training was interrupted.
-pb::EventRecord event_of(const Failure& failure, const ClusterView& view,
+pb::EventRecord event_of(const pb::Cause& failure, const ClusterView& view,
                          double seconds);
 pb::EventRecord event_of(const CheckpointWatch::Result& result);
 pb::EventRecord event_of(const pb::Cordon& begun, double unix_s);

@@ -42,9 +42,7 @@ bool has_joined(const pb::RankStatus& a, const pb::RankStatus& b) {
   const pb::RankOperation& x = a.at();
   const pb::RankOperation& y = b.at();
   return x.has_number() && y.has_number() && x.group() == y.group() &&
-         std::equal(x.ranks().begin(), x.ranks().end(), y.ranks().begin(),
-                    y.ranks().end()) &&
-         y.number() >= x.number();
+         std::ranges::equal(x.ranks(), y.ranks()) && y.number() >= x.number();
 }
 
 // The ranks whose part in its operation a waiting rank is missing. by_rank:
@@ -109,67 +107,49 @@ size_t earliest_waiter(const std::vector<RankView>& ranks,
     const pb::RankStatus& s = *ranks[i].status;
     return std::make_tuple(s.step(), s.at().number(), s.rank());
   };
-  return *std::min_element(cycle.begin(), cycle.end(),
-                           [&](size_t a, size_t b) { return key(a) < key(b); });
+  return *std::ranges::min_element(
+      cycle, [&](size_t a, size_t b) { return key(a) < key(b); });
 }
 
 }  // namespace
 
-std::string Failure::text() const {
-  return subject.empty() ? what : subject + ": " + what;
-}
-
-pb::Cause cause_of(const Failure& f) {
+pb::Cause cause_of(const std::string& what) {
   pb::Cause c;
-  if (!f.subject.empty()) c.set_subject(f.subject);
-  c.set_what(f.what);
-  c.set_rank(f.rank);
-  if (!f.worker.empty()) c.set_worker(f.worker);
-  c.set_step(f.step);
-  c.set_exit_code(f.exit_code);
-  c.set_by_signal(f.by_signal);
-  c.set_planned(!f.is_fault);
-  c.mutable_hosts()->Add(f.hosts.begin(), f.hosts.end());
-  c.set_at_start(f.at_start);
-  c.set_before_training(f.before_training);
-  c.set_silent(f.silent);
-  for (const auto& [a, b] : f.links) {
-    c.add_links(a);
-    c.add_links(b);
-  }
-  c.mutable_between()->Add(f.between.begin(), f.between.end());
-  c.mutable_workers()->Add(f.workers.begin(), f.workers.end());
-  c.set_hung(f.hung);
+  c.set_what(what);
   return c;
 }
 
-Failure failure_of(const pb::Cause& c) {
-  Failure f{.subject = c.subject(),
-            .what = c.what(),
-            .rank = c.rank(),
-            .worker = c.worker(),
-            .step = c.step(),
-            .by_signal = c.by_signal(),
-            .exit_code = c.exit_code(),
-            .is_fault = !c.planned(),
-            .hosts = {c.hosts().begin(), c.hosts().end()},
-            .workers = {c.workers().begin(), c.workers().end()},
-            .at_start = c.at_start(),
-            .before_training = c.before_training(),
-            .silent = c.silent(),
-            .hung = c.hung(),
-            .between = {c.between().begin(), c.between().end()}};
+pb::Cause change_of_plan(const std::string& why) {
+  pb::Cause c = cause_of(why);
+  c.set_planned(true);
+  return c;
+}
+
+std::string text_of(const pb::Cause& c) {
+  return c.subject().empty() ? c.what() : c.subject() + ": " + c.what();
+}
+
+std::vector<Link> links_of(const pb::Cause& c) {
+  std::vector<Link> links;
   for (int i = 0; i + 1 < c.links_size(); i += 2)
-    f.links.emplace_back(c.links(i), c.links(i + 1));
-  return f;
+    links.emplace_back(c.links(i), c.links(i + 1));
+  return links;
+}
+
+void set_links(const std::vector<Link>& links, pb::Cause* c) {
+  c->clear_links();
+  for (const auto& [a, b] : links) {
+    c->add_links(a);
+    c->add_links(b);
+  }
 }
 
 bool died_of_itself(const pb::RankStatus& s) {
   return s.signal() != 0 && !(s.signal() == SIGABRT && s.waits());
 }
 
-bool source_is_bad(const Failure& f, const pb::Source& source) {
-  return f.exit_code == kExitBadSource && source.kind() != pb::Source::INIT;
+bool source_is_bad(const pb::Cause& f, const pb::Source& source) {
+  return f.exit_code() == kExitBadSource && source.kind() != pb::Source::INIT;
 }
 
 bool tells_why(int exit_code) {
@@ -260,8 +240,8 @@ std::string stuck_text(const std::vector<RankView>& ranks, const Stuck& stuck) {
         "{}: every rank waits for others, {} at {}: a message was lost",
         stalled, rank_name(r), where);
   const auto waiting =
-      std::count_if(ranks.begin(), ranks.end(),
-                    [](const RankView& x) { return x.status->waits(); }) -
+      std::ranges::count_if(
+          ranks, [](const RankView& x) { return x.status->waits(); }) -
       (s.waits() ? 1 : 0);
   std::string out = fmt::format("{} at {}", stalled, where);
   if (process_stopped(s)) out += " (its process is stopped)";
@@ -292,8 +272,8 @@ std::set<std::string> silent_hosts(const std::vector<RankView>& ranks,
   if (!stuck.lost_message || !silent_links(ranks, stuck).empty()) return hosts;
   const auto& members = ranks[stuck.rank].status->at().ranks();
   for (const RankView& r : ranks)
-    if (members.empty() || std::find(members.begin(), members.end(),
-                                     r.status->rank()) != members.end())
+    if (members.empty() ||
+        std::ranges::find(members, r.status->rank()) != members.end())
       hosts.insert(r.host);
   return hosts;
 }

@@ -21,37 +21,14 @@ namespace remesh::core {
 // Two hosts, in alphabetical order.
 using Link = std::pair<std::string, std::string>;
 
-// Why a generation ends early.
-struct Failure {
-  std::string subject;  // "rank 1 on worker w2"; "": nothing in particular
-  std::string what;     // is wrong with it
-  int rank = -1;        // at fault; -1: none, or not known
-  std::string worker;
-  int64_t step = -1;       // that was being computed
-  bool by_signal = false;  // died_of_itself()
-  int exit_code = 0;
-  bool is_fault = true;  // false: a change of plan before anything ran
-  // Where it happened: the host of `worker`, then others whose ranks ended in
-  // the same way by themselves. Empty if no rank or worker is at fault.
-  std::vector<std::string> hosts;
-  std::set<std::string> workers;  // the same, as workers
-  bool at_start = false;          // before a step of the generation
-  bool before_training = false;   // of that, before the rank computed at all
-  bool silent = false;  // a worker was lost, its connection did not break
-  bool hung = false;    // the time limit for progress was over
-  double cost_s = 0;    // of training; not in the journal
-  // Between these hosts, in alphabetical order, a message may have been lost.
-  std::vector<Link> links;
-  // Or in a collective, between any two of these: more than two.
-  std::set<std::string> between;
-
-  // "rank 1 on worker w2: killed by signal 9 (SIGKILL)".
-  std::string text() const;
-};
-
-// What the journal keeps of a failure.
-pb::Cause cause_of(const Failure& failure);
-Failure failure_of(const pb::Cause& cause);
+// Of nothing in particular.
+pb::Cause cause_of(const std::string& what);
+// Not a fault, but a change of plan.
+pb::Cause change_of_plan(const std::string& why);
+// "rank 1 on worker w2: killed by signal 9 (SIGKILL)".
+std::string text_of(const pb::Cause& cause);
+std::vector<Link> links_of(const pb::Cause& cause);
+void set_links(const std::vector<Link>& links, pb::Cause* cause);
 
 // A rank as its worker last reported it. Borrows the status.
 struct RankView {
@@ -67,7 +44,7 @@ bool died_of_itself(const pb::RankStatus& status);
 
 // Whether the ranks could not load what their generation starts from, for
 // whatever reason.
-bool source_is_bad(const Failure& failure, const pb::Source& source);
+bool source_is_bad(const pb::Cause& failure, const pb::Source& source);
 
 // Codes that say what is wrong, as opposed to how a process ended: 3, 65, 66.
 bool tells_why(int exit_code);

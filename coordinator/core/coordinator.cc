@@ -370,7 +370,7 @@ void Coordinator::reconcile_ended() {
   act(Exit{durable_.phase() == pb::Durable::FAILED ? kExitFailed
            : refused_job_                          ? kExitUsage
                                                    : kExitOk,
-           failure_of(durable_.cause()).text()});
+           text_of(durable_.cause())});
 }
 
 // ------------------------------------------------------------------ common

@@ -134,9 +134,9 @@ class Coordinator {
 
   // Ending a generation and the job (generation.cc).
   void finish(const MeshPolicy::MeshChange& change);
-  void abort(const Failure& failure);
+  void abort(const pb::Cause& failure);
   void call_off(const std::string& why) {  // the same without a fault
-    abort({.what = why, .is_fault = false});
+    abort(change_of_plan(why));
   }
   void end_generation();
   void wait_to_save();

@@ -23,11 +23,10 @@ constexpr double kLinkTestS = 600;
 
 // Links of the host that failed often enough.
 int64_t bad_links(const pb::HostFaults& faults, const std::string& host) {
-  return std::count_if(faults.suspects().begin(), faults.suspects().end(),
-                       [&](const pb::Cordon& c) {
-                         return !c.peer().empty() && c.failures() >= kEnough &&
-                                (c.host() == host || c.peer() == host);
-                       });
+  return std::ranges::count_if(faults.suspects(), [&](const pb::Cordon& c) {
+    return !c.peer().empty() && c.failures() >= kEnough &&
+           (c.host() == host || c.peer() == host);
+  });
 }
 
 }  // namespace
@@ -41,36 +40,34 @@ bool Cordoning::awaits_proven(const std::vector<Site>& failed) const {
                              in_.faults->proven().end());
   for (const auto& named : in_.view.roster.members()) {
     const std::string& host = named.second.report.host();
-    if (named.second.alive &&
-        std::none_of(failed.begin(), failed.end(), [&](const Site& s) {
+    if (named.second.alive && std::ranges::none_of(failed, [&](const Site& s) {
           return concerns(s, host, named.first);
         }))
       away.erase(host);
   }
-  return !away.empty() &&
-         std::all_of(failed.begin(), failed.end(), [this](const Site& s) {
-           return (!s.worker.empty() || !is_proven(*in_.faults, s.host)) &&
-                  failures_of(*in_.faults, s) <
-                      in_.elastic.max_failures_without_progress();
-         });
+  return !away.empty() && std::ranges::all_of(failed, [this](const Site& s) {
+    return (!s.worker.empty() || !is_proven(*in_.faults, s.host)) &&
+           failures_of(*in_.faults, s) <
+               in_.elastic.max_failures_without_progress();
+  });
 }
 
 // Whether workers remain with which the job has not failed in this way. For
 // those that are cordoned for something else the job waits.
 bool Cordoning::others_remain(const std::vector<Site>& failed,
-                              const Failure& fault) const {
+                              const pb::Cause& fault) const {
   if (in_.view.roster.others_may_return(in_.elastic.rejoin_wait_ms(),
                                         in_.view.now_ms))
     return true;
   const auto& members = in_.view.roster.members();
-  return std::any_of(members.begin(), members.end(), [&](const auto& named) {
+  return std::ranges::any_of(members, [&](const auto& named) {
     const std::string& name = named.first;
     const Roster::Member& m = named.second;
     const std::string& host = m.report.host();
     return m.alive && m.reported && !m.leaving() && m.report.slots() > 0 &&
            !failed_alike(*in_.faults, host, name, fault) &&
-           std::none_of(failed.begin(), failed.end(),
-                        [&](const Site& s) { return concerns(s, host, name); });
+           std::ranges::none_of(
+               failed, [&](const Site& s) { return concerns(s, host, name); });
   });
 }
 
@@ -99,8 +96,7 @@ bool Cordoning::needs_state_of(const std::set<std::string>& hosts) const {
   std::set<int> here, elsewhere;
   for (const pb::StateHolding& h : a.source().states())
     (hosts.contains(h.host()) ? here : elsewhere).insert(h.rank());
-  return !std::includes(elsewhere.begin(), elsewhere.end(), here.begin(),
-                        here.end());
+  return !std::ranges::includes(elsewhere, here);
 }
 
 // Whether workers on other hosts say that they hold what of the source is on
@@ -127,16 +123,15 @@ bool Cordoning::others_hold(const pb::Source& source,
           h.sharding().SerializeAsString() == sharding)
         elsewhere.insert(part_of(h.rank()));
   }
-  return std::includes(elsewhere.begin(), elsewhere.end(), here.begin(),
-                       here.end());
+  return std::ranges::includes(elsewhere, here);
 }
 
-void Cordoning::begin(const Site& site, const Failure& fault) {
+void Cordoning::begin(const Site& site, const pb::Cause& fault) {
   changes_.any = true;
   changes_.begun.push_back(cordon(site, fault, in_.unix_s, in_.faults));
 }
 
-int64_t Cordoning::count(const Site& site, const Failure& fault,
+int64_t Cordoning::count(const Site& site, const pb::Cause& fault,
                          double remembered_s) {
   changes_.any = true;
   return suspect(site, fault, remembered_s, in_.unix_s, in_.faults);
@@ -144,13 +139,13 @@ int64_t Cordoning::count(const Site& site, const Failure& fault,
 
 // ----------------------------------------------------------------- failures
 
-Consequence Cordoning::after(const Failure& noticed) {
-  Failure fault = of_unproven(noticed, *in_.faults);
-  if (fault.at_start) fault.cost_s = in_.generation_s;
+Consequence Cordoning::after(const pb::Cause& noticed) {
+  pb::Cause fault = of_unproven(noticed, *in_.faults);
+  if (fault.at_start()) fault.set_cost_s(in_.generation_s);
   // If others hung with them, it may be what they share.
-  fault.hung &= fault.hosts == noticed.hosts;
-  if (!fault.between.empty()) return after_lost_message(fault);
-  if (!fault.links.empty()) return after_broken(fault);
+  if (fault.hosts_size() != noticed.hosts_size()) fault.clear_hung();
+  if (!fault.between().empty()) return after_lost_message(fault);
+  if (!fault.links().empty()) return after_broken(fault);
   std::vector<Site> sites = sites_of(fault, in_.view);
   const bool others_can_run = possible_without(sites);
   // A job that needs all workers of the host fails as if there were one.
@@ -176,8 +171,8 @@ Consequence Cordoning::after(const Failure& noticed) {
   return Consequence::kCordoned;
 }
 
-FailureVerdict Cordoning::judge(const Failure& fault, pb::Durable* d) {
-  if (fault.exit_code == kExitSaveFailed) return {.unsaved = true};
+FailureVerdict Cordoning::judge(const pb::Cause& fault, pb::Durable* d) {
+  if (fault.exit_code() == kExitSaveFailed) return {.unsaved = true};
   const pb::Source& source = d->assignment().source();
   count_failure(fault, in_.view.last_finished, source.step(),
                 d->mutable_budget());
@@ -185,7 +180,7 @@ FailureVerdict Cordoning::judge(const Failure& fault, pb::Durable* d) {
   FailureVerdict v = judge_failure(fault, in_.elastic, consequence, source,
                                    *in_.faults, d->mutable_budget());
   v.no_room =
-      fault.exit_code == kExitNoRoom && consequence != Consequence::kCordoned;
+      fault.exit_code() == kExitNoRoom && consequence != Consequence::kCordoned;
   if (v.bad_source)
     refuse_source(source, in_.view.roster, d->mutable_refusals());
   return v;
@@ -197,19 +192,20 @@ FailureVerdict Cordoning::judge(const Failure& fault, pb::Durable* d) {
 // links end, and those for links that failed less often, which did not help. If
 // that happens again and again, all links may be bad, and the failure counts. A
 // search for a link has ended then: its failures were on this one.
-Consequence Cordoning::after_broken(const Failure& fault) {
+Consequence Cordoning::after_broken(const pb::Cause& fault) {
+  const std::vector<Link> links = links_of(fault);
   if (in_.faults->link_search().failures() >= kEnough) {
     in_.faults->clear_link_search();
-    for (const auto& [a, b] : fault.links)
+    for (const auto& [a, b] : links)
       if (failures_of(*in_.faults, {.host = a, .peer = b}) < 1)
         count({.host = a, .peer = b}, fault);
   }
   int64_t most = 0;
-  for (const auto& [a, b] : fault.links)
+  for (const auto& [a, b] : links)
     most = std::max(most, count({.host = a, .peer = b}, fault));
   if (most < kEnough) return Consequence::kSuspected;
   std::map<std::string, std::string> peers;
-  for (const auto& [a, b] : fault.links) {
+  for (const auto& [a, b] : links) {
     if (failures_of(*in_.faults, {.host = a, .peer = b}) < most) continue;
     peers.emplace(a, b);
     peers.emplace(b, a);
@@ -245,24 +241,25 @@ Consequence Cordoning::after_broken(const Failure& fault) {
 
 // The first hang may be a single message that was lost. After another one
 // meshes are tried that separate the hosts.
-Consequence Cordoning::after_lost_message(const Failure& fault) {
+Consequence Cordoning::after_lost_message(const pb::Cause& fault) {
+  const std::set<std::string> between(fault.between().begin(),
+                                      fault.between().end());
   for (const pb::Cordon& c : in_.faults->suspects())
     if (!c.peer().empty() && c.failures() >= kEnough &&
-        fault.between.contains(c.host()) && fault.between.contains(c.peer())) {
-      Failure known = fault;  // from an earlier search
-      known.links = {std::minmax(c.host(), c.peer())};
+        between.contains(c.host()) && between.contains(c.peer())) {
+      pb::Cause known = fault;  // from an earlier search
+      set_links({std::minmax(c.host(), c.peer())}, &known);
       return after_broken(known);
     }
   changes_.any = true;
   pb::LinkSearch* s = in_.faults->mutable_link_search();
   const int64_t failures = s->failures() + 1;
-  if (failures > 1) narrow(fault.between, /*passed=*/false, s);
+  if (failures > 1) narrow(between, /*passed=*/false, s);
   // If it is none of the links in question, another one is bad, too.
-  if (failures == 1 || num_links(*s) == 0)
-    *s = begin_link_search(fault.between);
+  if (failures == 1 || num_links(*s) == 0) *s = begin_link_search(between);
   s->set_failures(failures);
-  s->set_reason(fault.text());
-  s->set_cost_s(fault.cost_s);
+  s->set_reason(text_of(fault));
+  s->set_cost_s(fault.cost_s());
   if (failures == 1) return Consequence::kSuspected;
   return next_link_test() ? Consequence::kCordoned : Consequence::kSuspected;
 }
@@ -272,10 +269,12 @@ Consequence Cordoning::after_lost_message(const Failure& fault) {
 bool Cordoning::next_link_test() {
   pb::LinkSearch* s = in_.faults->mutable_link_search();
   if (cordon_found_host()) return true;
-  if (const auto link = found_link(*s))
-    return after_broken({.what = s->reason(),
-                         .cost_s = s->cost_s(),
-                         .links = {*link}}) == Consequence::kCordoned;
+  if (const auto link = found_link(*s)) {
+    pb::Cause fault = cause_of(s->reason());
+    fault.set_cost_s(s->cost_s());
+    set_links({*link}, &fault);
+    return after_broken(fault) == Consequence::kCordoned;
+  }
   std::set<std::string> unproven;
   for (const std::string& host : s->ends())
     if (in_.faults->proven_size() > 0 && !is_proven(*in_.faults, host))
@@ -302,7 +301,8 @@ bool Cordoning::cordon_found_host() {
   if (search.ends_size() != 1) return false;
   const Site site{.host = search.ends(0)};
   if (needs_state_of({site.host}) || !possible_without({site})) return false;
-  const Failure fault{.what = search.reason(), .cost_s = search.cost_s()};
+  pb::Cause fault = cause_of(search.reason());
+  fault.set_cost_s(search.cost_s());
   while (count(site, fault) < kEnough) continue;
   in_.faults->clear_link_search();
   begin(site, fault);
@@ -319,7 +319,7 @@ bool Cordoning::for_room(const Plan& plan) {
   if (!others_hold(plan.assignment.source(), hosts) || !possible_without(sites))
     return false;
   for (const auto& [host, shortage] : plan.short_of) {
-    const Failure failure{.what = to_text({{host, shortage}})};
+    const pb::Cause failure = cause_of(to_text({{host, shortage}}));
     count({.host = host}, failure);
     begin({.host = host}, failure);
   }
@@ -329,8 +329,8 @@ bool Cordoning::for_room(const Plan& plan) {
 bool Cordoning::for_loading(pb::Durable* durable) {
   const pb::Refusals& refusals = durable->refusals();
   if (refusals.checkpoints().empty() && refusals.states().empty()) return false;
-  const Failure fault{.what = "the state does not load",
-                      .exit_code = kExitBadSource};
+  pb::Cause fault = cause_of("the state does not load");
+  fault.set_exit_code(kExitBadSource);
   std::vector<Site> failed;
   for (const std::string& host : hosts_failed_alike(*in_.faults, fault))
     failed.push_back({.host = host});

@@ -45,11 +45,11 @@ class Cordoning {
   // Counts the failure on the hosts or links that it is put down to, and
   // cordons those where it is one too many, unless nobody else could continue
   // the job. REQUIRES: the failure is counted (failure_budget.h).
-  Consequence after(const Failure& fault);
+  Consequence after(const pb::Cause& fault);
   // Counts the failure, does the same, and decides what follows for the job.
   // Refuses a source that did not load. Does nothing if ranks could not save,
   // which is no such failure. `durable` is that of view.
-  FailureVerdict judge(const Failure& fault, pb::Durable* durable);
+  FailureVerdict judge(const pb::Cause& fault, pb::Durable* durable);
   // The generation made a step, its first in this life of the coordinator or
   // not: what failed before on the hosts of its ranks is over, they are proven,
   // and none of their links is bad. Returns whether anything changed.
@@ -72,7 +72,7 @@ class Cordoning {
 
  private:
   bool others_remain(const std::vector<Site>& failed,
-                     const Failure& fault) const;
+                     const pb::Cause& fault) const;
   bool awaits_proven(const std::vector<Site>& failed) const;
   bool possible_without(const std::vector<Site>& sites,
                         pb::HostFaults faults) const;
@@ -82,11 +82,11 @@ class Cordoning {
   bool needs_state_of(const std::set<std::string>& hosts) const;
   bool others_hold(const pb::Source& source,
                    const std::set<std::string>& hosts) const;
-  void begin(const Site& site, const Failure& fault);
-  int64_t count(const Site& site, const Failure& fault,
+  void begin(const Site& site, const pb::Cause& fault);
+  int64_t count(const Site& site, const pb::Cause& fault,
                 double remembered_s = 0);
-  Consequence after_broken(const Failure& fault);
-  Consequence after_lost_message(const Failure& fault);
+  Consequence after_broken(const pb::Cause& fault);
+  Consequence after_lost_message(const pb::Cause& fault);
   bool cordon_found_host();
   bool next_link_test();
   void note_link_test(const std::set<std::string>& hosts);

@@ -53,13 +53,12 @@ bool is_at(const pb::Cordon& c, const Site& s) {
 
 template <typename Cordons>
 auto find_suspect(Cordons& all, const Site& s) {
-  return std::find_if(all.begin(), all.end(),
-                      [&](const pb::Cordon& c) { return is_at(c, s); });
+  return std::ranges::find_if(all,
+                              [&](const pb::Cordon& c) { return is_at(c, s); });
 }
 
-template <typename Condition>
-bool erase_if(google::protobuf::RepeatedPtrField<pb::Cordon>* all,
-              Condition condition) {
+template <typename T, typename Condition>
+bool erase_if(google::protobuf::RepeatedPtrField<T>* all, Condition condition) {
   const auto kept = std::remove_if(all->begin(), all->end(), condition);
   if (kept == all->end()) return false;
   all->erase(kept, all->end());
@@ -67,12 +66,12 @@ bool erase_if(google::protobuf::RepeatedPtrField<pb::Cordon>* all,
 }
 
 // The exit code of the failure if it says why, otherwise 0.
-int code_of(const Failure& f) {
-  return tells_why(f.exit_code) ? f.exit_code : 0;
+int code_of(const pb::Cause& f) {
+  return tells_why(f.exit_code()) ? f.exit_code() : 0;
 }
 
-void set_failure(const Failure& f, pb::Cordon* c) {
-  c->set_reason(f.text());
+void set_failure(const pb::Cause& f, pb::Cordon* c) {
+  c->set_reason(text_of(f));
   c->clear_exit_code();
   if (code_of(f) != 0) c->set_exit_code(code_of(f));
 }
@@ -81,8 +80,8 @@ void set_failure(const Failure& f, pb::Cordon* c) {
 bool are_new(const std::vector<Site>& sites, const pb::Durable& durable) {
   const pb::HostFaults& faults = durable.host_faults();
   return faults.proven_size() > 0 &&
-         std::none_of(sites.begin(), sites.end(),
-                      [&](const Site& s) { return is_proven(faults, s.host); });
+         std::ranges::none_of(
+             sites, [&](const Site& s) { return is_proven(faults, s.host); });
 }
 
 // Whether ranks now die in training on at least as many hosts, this one among
@@ -92,59 +91,57 @@ bool die_everywhere(const std::string& host, double now_s,
   std::set<std::string> hosts = {host};
   for (const pb::Cordon& c : faults.suspects())
     if (c.in_training() && now_s <= c.until()) hosts.insert(c.host());
-  const auto others =
-      std::count_if(faults.proven().begin(), faults.proven().end(),
-                    [&](const auto& h) { return !hosts.contains(h); });
+  const auto others = std::ranges::count_if(
+      faults.proven(), [&](const auto& h) { return !hosts.contains(h); });
   return std::ssize(hosts) >= others;
 }
 
 // Whether the state did not load on one host alone, so that others may load it.
 // A second host that cannot load it shows that it is the state, if there is
 // another one as new.
-bool only_one_host_failed(const Failure& f, const ClusterView& view) {
-  return f.hosts.size() == 1 &&
-         std::none_of(view.durable.host_faults().cordons().begin(),
-                      view.durable.host_faults().cordons().end(),
-                      [&](const pb::Cordon& c) {
-                        return c.host() != f.hosts[0] && is_alike(c, f);
-                      }) &&
+bool only_one_host_failed(const pb::Cause& f, const ClusterView& view) {
+  return f.hosts_size() == 1 &&
+         std::ranges::none_of(view.durable.host_faults().cordons(),
+                              [&](const pb::Cordon& c) {
+                                return c.host() != f.hosts(0) && is_alike(c, f);
+                              }) &&
          source_is_there(view.roster, view.durable.assignment().source());
 }
 
 }  // namespace
 
-std::vector<Site> sites_of(const Failure& f, const ClusterView& view) {
+std::vector<Site> sites_of(const pb::Cause& f, const ClusterView& view) {
   std::vector<Site> out;
+  const std::set<std::string> workers(f.workers().begin(), f.workers().end());
   const auto known_bad = [&](const std::vector<Site>& sites) {
-    return std::all_of(sites.begin(), sites.end(), [&](const Site& s) {
+    return std::ranges::all_of(sites, [&](const Site& s) {
       return failures_of(view.durable.host_faults(), s) >= kFailuresAtStart;
     });
   };
   const auto worker_works = [&](const auto& named) {
     const auto& [name, m] = named;
     return m.alive && m.reported && !m.leaving() && m.report.slots() > 0 &&
-           !f.workers.contains(name) &&
+           !workers.contains(name) &&
            !failed_alike(view.durable.host_faults(), m.report.host(), name, f);
   };
   // What the host lacks, and its connection, concern all of its workers. But
   // each may see other files.
   const bool of_worker =
-      !f.silent &&
-      (code_of(f) == 0 || (f.at_start && f.exit_code == kExitFailed));
-  for (const std::string& host : f.hosts) {
+      !f.silent() &&
+      (code_of(f) == 0 || (f.at_start() && f.exit_code() == kExitFailed));
+  for (const std::string& host : f.hosts()) {
     std::vector<Site> failed;
     bool others_work = false;
     const auto& suspects = view.durable.host_faults().suspects();
     // One worker after another cannot start its ranks: it is the host.
     const bool in_turn =
-        f.at_start &&
-        std::any_of(suspects.begin(), suspects.end(), [&](const auto& c) {
+        f.at_start() && std::ranges::any_of(suspects, [&](const auto& c) {
           return c.host() == host && !c.worker().empty() && !c.in_training() &&
-                 !f.workers.contains(c.worker()) && is_alike(c, f);
+                 !workers.contains(c.worker()) && is_alike(c, f);
         });
     for (const auto& named : view.roster.members()) {
       if (named.second.report.host() != host) continue;
-      if (f.workers.contains(named.first))
+      if (workers.contains(named.first))
         failed.push_back({.host = host, .worker = named.first});
       others_work |= worker_works(named);
     }
@@ -168,36 +165,36 @@ bool concerns(const pb::Cordon& c, const std::string& host,
 }
 
 bool is_proven(const pb::HostFaults& faults, const std::string& host) {
-  return std::binary_search(faults.proven().begin(), faults.proven().end(),
-                            host);
+  return std::ranges::binary_search(faults.proven(), host);
 }
 
-Failure of_unproven(Failure f, const pb::HostFaults& faults) {
-  if (!f.at_start || code_of(f) != 0) return f;
-  std::set<std::string> hosts(f.hosts.begin(), f.hosts.end());
-  const bool between = !f.links.empty() || !f.between.empty();
-  for (const auto& [a, b] : f.links) hosts.insert({a, b});
-  hosts.insert(f.between.begin(), f.between.end());
+pb::Cause of_unproven(pb::Cause f, const pb::HostFaults& faults) {
+  if (!f.at_start() || code_of(f) != 0) return f;
+  std::set<std::string> hosts(f.hosts().begin(), f.hosts().end());
+  const bool between = !f.links().empty() || !f.between().empty();
+  hosts.insert(f.links().begin(), f.links().end());
+  hosts.insert(f.between().begin(), f.between().end());
   std::erase_if(hosts, [&](const std::string& host) {
     return is_proven(faults, host) ||
            (between && failures_of(faults, {.host = host}) < kFailuresAtStart);
   });
   if (hosts.empty() || faults.proven().empty()) return f;
-  std::erase_if(f.hosts, [&](auto& host) { return !hosts.contains(host); });
-  if (between) f.hosts.assign(hosts.begin(), hosts.end());
-  f.links.clear();
-  f.between.clear();
+  erase_if(f.mutable_hosts(),
+           [&](auto& host) { return !hosts.contains(host); });
+  if (between) f.mutable_hosts()->Assign(hosts.begin(), hosts.end());
+  f.clear_links();
+  f.clear_between();
   return f;
 }
 
-Blame blame_for(const Failure& f, const std::vector<Site>& sites,
+Blame blame_for(const pb::Cause& f, const std::vector<Site>& sites,
                 const ClusterView& view, const pb::Elastic& elastic,
                 bool others_can_run) {
   const int64_t most = elastic.max_same_failures();
   if (sites.empty()) return {};
-  if (f.exit_code == kExitFailed) return {.sites = sites};
+  if (f.exit_code() == kExitFailed) return {.sites = sites};
   const bool bad = source_is_bad(f, view.durable.assignment().source());
-  if (f.exit_code == kExitNoRoom || (bad && only_one_host_failed(f, view))) {
+  if (f.exit_code() == kExitNoRoom || (bad && only_one_host_failed(f, view))) {
     // In the end an older source is better than none (failure_budget.h). It
     // makes no room, unless it is in memory.
     const bool older_helps =
@@ -209,27 +206,28 @@ Blame blame_for(const Failure& f, const std::vector<Site>& sites,
     if (!wait) return {};
     // At the second failure there were no replicas to make room for.
     return {.sites = sites,
-            .enough = f.exit_code == kExitNoRoom ? 2 : 1,
+            .enough = f.exit_code() == kExitNoRoom ? 2 : 1,
             .others_can_run = others_can_run};
   }
   if (bad && !source_is_there(view.roster, view.durable.assignment().source()))
     return {};
   if (bad) return {.sites = sites, .enough = kNever};
-  if (f.at_start) {
+  if (f.at_start()) {
     // A daemon may be restarted by people.
-    const bool soon = others_can_run && (f.rank >= 0 || f.silent || f.hung);
+    const bool soon =
+        others_can_run && (f.rank() >= 0 || f.silent() || f.hung());
     // A hang costs much more than the end of a process.
-    const bool at_once = soon && f.hung && are_new(sites, view.durable);
+    const bool at_once = soon && f.hung() && are_new(sites, view.durable);
     return {.sites = sites,
             .enough = at_once ? 1
                       : soon  ? kFailuresAtStart
                               : most,
             .others_can_run = others_can_run};
   }
-  if (f.rank >= 0 && view.durable.budget().same_failures() >= most)
+  if (f.rank() >= 0 && view.durable.budget().same_failures() >= most)
     return {.sites = {sites[0]}};
-  if (!others_can_run || (f.rank < 0 && !f.silent)) return {};
-  if (f.silent)
+  if (!others_can_run || (f.rank() < 0 && !f.silent())) return {};
+  if (f.silent())
     return {.sites = {sites[0]},
             .enough = kFailuresAtStart,
             .remembered_s = kFlappingS};
@@ -240,7 +238,7 @@ Blame blame_for(const Failure& f, const std::vector<Site>& sites,
 }
 
 std::set<std::string> hosts_failed_alike(const pb::HostFaults& faults,
-                                         const Failure& f) {
+                                         const pb::Cause& f) {
   std::set<std::string> out;
   for (const auto* all : {&faults.cordons(), &faults.suspects()})
     for (const pb::Cordon& c : *all)
@@ -249,19 +247,17 @@ std::set<std::string> hosts_failed_alike(const pb::HostFaults& faults,
 }
 
 bool failed_alike(const pb::HostFaults& faults, const std::string& host,
-                  const std::string& worker, const Failure& f) {
+                  const std::string& worker, const pb::Cause& f) {
   const auto alike = [&](const pb::Cordon& c) {
     return concerns(c, host, worker) && !c.in_training() && is_alike(c, f);
   };
-  return std::any_of(faults.cordons().begin(), faults.cordons().end(), alike) ||
-         std::any_of(faults.suspects().begin(), faults.suspects().end(),
-                     [&](const pb::Cordon& c) {
-                       return c.peer().empty() && c.failures() >= kAtFault &&
-                              alike(c);
-                     });
+  return std::ranges::any_of(faults.cordons(), alike) ||
+         std::ranges::any_of(faults.suspects(), [&](const pb::Cordon& c) {
+           return c.peer().empty() && c.failures() >= kAtFault && alike(c);
+         });
 }
 
-bool is_alike(const pb::Cordon& c, const Failure& f) {
+bool is_alike(const pb::Cordon& c, const pb::Cause& f) {
   return c.exit_code() == code_of(f);
 }
 
@@ -281,9 +277,9 @@ std::optional<int64_t> rescue_wait_ms(int64_t failures,
 bool is_cordoned(const pb::HostFaults& faults, const std::string& host,
                  const std::string& worker) {
   return is_apart(faults.link_search(), host) ||
-         std::any_of(
-             faults.cordons().begin(), faults.cordons().end(),
-             [&](const pb::Cordon& c) { return concerns(c, host, worker); });
+         std::ranges::any_of(faults.cordons(), [&](const pb::Cordon& c) {
+           return concerns(c, host, worker);
+         });
 }
 
 std::string cordon_reason(const pb::HostFaults& faults, const std::string& host,
@@ -322,7 +318,7 @@ int64_t failures_of(const pb::HostFaults& faults, const Site& site) {
   return it == faults.suspects().end() ? 0 : it->failures();
 }
 
-int64_t suspect(const Site& site, const Failure& failure, double remembered_s,
+int64_t suspect(const Site& site, const pb::Cause& failure, double remembered_s,
                 double now_s, pb::HostFaults* faults) {
   auto* all = faults->mutable_suspects();
   const bool ends_rows =
@@ -345,7 +341,7 @@ int64_t suspect(const Site& site, const Failure& failure, double remembered_s,
   return it->failures();
 }
 
-pb::Cordon cordon(const Site& site, const Failure& failure, double now_s,
+pb::Cordon cordon(const Site& site, const pb::Cause& failure, double now_s,
                   pb::HostFaults* faults) {
   erase_if(faults->mutable_cordons(), [&](const pb::Cordon& c) {
     return concerns(site, c.host(), c.worker());
@@ -354,7 +350,7 @@ pb::Cordon cordon(const Site& site, const Failure& failure, double now_s,
   set_site(site, c);
   set_failure(failure, c);
   c->set_failures(std::max<int64_t>(1, failures_of(*faults, site)));
-  if (failure.cost_s > 0) c->set_cost_s(failure.cost_s);
+  if (failure.cost_s() > 0) c->set_cost_s(failure.cost_s());
   c->set_until(now_s + cordon_s(*c));
   // What is remembered for a while is so after the cordon.
   auto* all = faults->mutable_suspects();

@@ -54,7 +54,7 @@ inline constexpr int64_t kAtFault = 3;
 
 // Where the failure happened: its hosts or, where another worker of the host
 // has not failed, its workers.
-std::vector<Site> sites_of(const Failure& failure, const ClusterView& view);
+std::vector<Site> sites_of(const pb::Cause& failure, const ClusterView& view);
 // Whether failures there concern this worker.
 bool concerns(const Site& site, const std::string& host,
               const std::string& worker);
@@ -63,25 +63,25 @@ bool concerns(const pb::Cordon& cordon, const std::string& host,
 // The failure at the start of a mesh of proven hosts and others, as that of the
 // others: of those that failed or, if it is between hosts, of those that failed
 // so before.
-Failure of_unproven(Failure failure, const pb::HostFaults& faults);
+pb::Cause of_unproven(pb::Cause failure, const pb::HostFaults& faults);
 bool is_proven(const pb::HostFaults& faults, const std::string& host);
 
 // sites: those of the failure. others_can_run: a mesh without them is possible
 // now. REQUIRES: the failure is counted (failure_budget.h).
-Blame blame_for(const Failure& failure, const std::vector<Site>& sites,
+Blame blame_for(const pb::Cause& failure, const std::vector<Site>& sites,
                 const ClusterView& view, const pb::Elastic& elastic,
                 bool others_can_run);
 
 // Hosts that failed like this since the last step of a mesh with them.
 std::set<std::string> hosts_failed_alike(const pb::HostFaults& faults,
-                                         const Failure& failure);
+                                         const pb::Cause& failure);
 // Whether the worker failed like this, and is cordoned for it or at fault.
 bool failed_alike(const pb::HostFaults& faults, const std::string& host,
-                  const std::string& worker, const Failure& failure);
+                  const std::string& worker, const pb::Cause& failure);
 
 // Whether ranks failed in the same way on that host: with the same one of the
 // exit codes that say why (cause.h), or with none of them.
-bool is_alike(const pb::Cordon& cordon, const Failure& failure);
+bool is_alike(const pb::Cordon& cordon, const pb::Cause& failure);
 
 // A rescue uses a cordoned host that alone holds the newest state: at once, up
 // to elastic.max_same_failures failures there, and then for at least this time
@@ -109,10 +109,10 @@ double remaining_s(const pb::Cordon& cordon, double now_s);
 int64_t failures_of(const pb::HostFaults& faults, const Site& site);
 // Adds this one and returns failures_of(). In training, it ends the rows of
 // other hosts and workers if ranks die on half of the hosts or more.
-int64_t suspect(const Site& site, const Failure& failure, double remembered_s,
+int64_t suspect(const Site& site, const pb::Cause& failure, double remembered_s,
                 double now_s, pb::HostFaults* faults);
 // Begins a cordon, or begins again. Returns it.
-pb::Cordon cordon(const Site& site, const Failure& failure, double now_s,
+pb::Cordon cordon(const Site& site, const pb::Cause& failure, double now_s,
                   pb::HostFaults* faults);
 // Ends cordons whose time is over. Returns them.
 std::vector<pb::Cordon> end_cordons(double now_s, pb::HostFaults* faults);

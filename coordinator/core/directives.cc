@@ -69,7 +69,7 @@ SendDirective Directives::directive_of(const Inputs& in,
     d.set_save(key.save);
   }
   if (key.goal == pb::Directive::SHUTDOWN) {
-    d.set_reason(failure_of(durable.cause()).text());
+    d.set_reason(text_of(durable.cause()));
     // The job may be resumed. One answer for all: whoever does not keep states
     // removes those of dead workers of its host as well.
     d.set_keep_states(durable.phase() != pb::Durable::DONE &&

@@ -76,15 +76,15 @@ bool participates(const pb::Durable& durable, const std::string& worker,
 }
 
 bool is_assigned(const pb::Assignment& a, const std::string& worker) {
-  return std::binary_search(a.workers().begin(), a.workers().end(), worker);
+  return std::ranges::binary_search(a.workers(), worker);
 }
 
 bool has_ranks(const pb::Durable& durable, const std::string& worker) {
   const pb::Assignment& a = durable.assignment();
   // An assignment of an older release.
   if (a.num_ranks().empty() || a.num_ranks_size() != a.workers_size())
-    return std::any_of(a.ranks().begin(), a.ranks().end(),
-                       [&](const auto& p) { return p.worker() == worker; });
+    return std::ranges::any_of(
+        a.ranks(), [&](const auto& p) { return p.worker() == worker; });
   const auto w =
       std::lower_bound(a.workers().begin(), a.workers().end(), worker);
   return w != a.workers().end() && *w == worker &&
@@ -109,7 +109,7 @@ void count_ranks(pb::Assignment* a) {
 bool drains(const pb::Durable& durable, const std::string& worker,
             uint64_t incarnation) {
   const auto& all = durable.draining();
-  return std::any_of(all.begin(), all.end(), [&](const auto& d) {
+  return std::ranges::any_of(all, [&](const auto& d) {
     return d.name() == worker &&
            (d.unfinished() || d.incarnation() == incarnation);
   });
@@ -129,8 +129,8 @@ bool finish_drain(const std::string& worker, uint64_t incarnation,
 
 bool is_in_memory_of(const pb::Source& source, const std::string& worker) {
   const auto& states = source.states();
-  return std::any_of(states.begin(), states.end(),
-                     [&](const auto& h) { return h.worker() == worker; });
+  return std::ranges::any_of(
+      states, [&](const auto& h) { return h.worker() == worker; });
 }
 
 }  // namespace remesh::core

@@ -26,8 +26,8 @@ int64_t backoff_ms(int64_t failures) {
 
 }  // namespace
 
-void count_failure(const Failure& f, int64_t last_finished, int64_t source_step,
-                   pb::FailureBudget* b) {
+void count_failure(const pb::Cause& f, int64_t last_finished,
+                   int64_t source_step, pb::FailureBudget* b) {
   if (last_finished > b->finished_step()) {
     reset_failures(b);
     b->set_setbacks(0);
@@ -41,18 +41,18 @@ void count_failure(const Failure& f, int64_t last_finished, int64_t source_step,
   b->set_source_step(source_step);
   b->set_failures(b->failures() + 1);
   const bool same =
-      f.rank >= 0 && b->last_rank() == f.rank && b->last_step() == f.step;
+      f.rank() >= 0 && b->last_rank() == f.rank() && b->last_step() == f.step();
   b->set_same_failures(same ? b->same_failures() + 1 : 1);
-  const std::string host = f.hosts.empty() ? "" : f.hosts[0];
-  if (!same || f.before_training) b->set_last_hosts(0);
+  const std::string host = f.hosts().empty() ? "" : f.hosts(0);
+  if (!same || f.before_training()) b->set_last_hosts(0);
   if (b->last_hosts() == 0 || host != b->last_host())
     b->set_last_hosts(b->last_hosts() + 1);
   b->set_last_host(host);
-  b->set_last_rank(f.rank);
-  b->set_last_step(f.step);
+  b->set_last_rank(f.rank());
+  b->set_last_step(f.step());
 }
 
-FailureVerdict judge_failure(const Failure& f, const pb::Elastic& elastic,
+FailureVerdict judge_failure(const pb::Cause& f, const pb::Elastic& elastic,
                              Consequence consequence, const pb::Source& source,
                              const pb::HostFaults& faults,
                              pb::FailureBudget* b) {
@@ -64,13 +64,13 @@ FailureVerdict judge_failure(const Failure& f, const pb::Elastic& elastic,
   // the cordons. But if the same rank crashes in the same step on host after
   // host, it is the step.
   const int64_t most = elastic.max_failures_without_progress();
-  const bool counts = !others_can_run || !f.at_start;
+  const bool counts = !others_can_run || !f.at_start();
   const bool follows_rank = b->last_hosts() >= most;
   if (others_can_run) b->set_same_failures(0);
   if (!counts) b->set_failures(b->failures() - 1);
   // Others take room, too, and return it: the next mesh waits until there is
   // enough. An older source makes room if this one is in memory.
-  const bool no_room = f.exit_code == kExitNoRoom &&
+  const bool no_room = f.exit_code() == kExitNoRoom &&
                        consequence == Consequence::kNone &&
                        source.kind() == pb::Source::MEMORY;
   if (!others_can_run && (source_is_bad(f, source) || no_room)) {
@@ -79,33 +79,33 @@ FailureVerdict judge_failure(const Failure& f, const pb::Elastic& elastic,
   }
   if (!counts && !follows_rank) {
     const auto& all = faults.suspects();
-    const auto hosts =
-        std::count_if(all.begin(), all.end(), [&](const auto& c) {
-          return c.peer().empty() && !c.in_training() && c.failures() == 1 &&
-                 !is_cordoned(faults, c.host(), c.worker());
-        });
+    const auto hosts = std::ranges::count_if(all, [&](const auto& c) {
+      return c.peer().empty() && !c.in_training() && c.failures() == 1 &&
+             !is_cordoned(faults, c.host(), c.worker());
+    });
     if (!cordoned)
       v.backoff_ms = std::min(kMaxHostsBackoffMs, backoff_ms(hosts));
     return v;
   }
-  if (!others_can_run && f.exit_code == kExitFailed) {
-    v.reason = f.text();
-  } else if (f.rank >= 0 && b->same_failures() >= elastic.max_same_failures()) {
+  if (!others_can_run && f.exit_code() == kExitFailed) {
+    v.reason = text_of(f);
+  } else if (f.rank() >= 0 &&
+             b->same_failures() >= elastic.max_same_failures()) {
     v.reason = fmt::format(
-        "{} (the same failure {} times {})", f.text(), b->same_failures(),
-        f.before_training ? "before training began"
-                          : fmt::format("at step {}", f.step));
+        "{} (the same failure {} times {})", text_of(f), b->same_failures(),
+        f.before_training() ? "before training began"
+                            : fmt::format("at step {}", f.step()));
   } else if (follows_rank) {
     v.reason = fmt::format("{} (the same rank failed at step {} on {} hosts)",
-                           f.text(), f.step, b->last_hosts());
+                           text_of(f), f.step(), b->last_hosts());
   } else if (b->setbacks() >= most) {
     v.reason = fmt::format(
         "{} (the state was lost {} times without a newly finished step)",
-        f.text(), b->setbacks());
+        text_of(f), b->setbacks());
   } else if (b->failures() >= most) {
     v.reason =
         fmt::format("{} (the last of {} failures without a finished step)",
-                    f.text(), b->failures());
+                    text_of(f), b->failures());
   } else {
     if (!cordoned) v.backoff_ms = backoff_ms(b->failures());
     return v;

@@ -47,11 +47,12 @@ enum class Consequence {
 // holds across restarts of the coordinator. So it does while lost steps are
 // made again, when the generation that failed had begun at a later step than
 // the one before it; how often it began at an earlier one is counted, too.
-void count_failure(const Failure& failure, int64_t last_finished,
+void count_failure(const pb::Cause& failure, int64_t last_finished,
                    int64_t source_step, pb::FailureBudget* budget);
 // source, faults: of the generation that failed; of the hosts, with this
 // failure. REQUIRES: the failure is counted.
-FailureVerdict judge_failure(const Failure& failure, const pb::Elastic& elastic,
+FailureVerdict judge_failure(const pb::Cause& failure,
+                             const pb::Elastic& elastic,
                              Consequence consequence, const pb::Source& source,
                              const pb::HostFaults& faults,
                              pb::FailureBudget* budget);

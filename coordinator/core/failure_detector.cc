@@ -22,42 +22,50 @@ constexpr int64_t kSilentReports = 5;
 constexpr size_t kKeptStepTimes = 101;
 
 // ", between the hosts a and b".
-std::string links_text(const Failure& f) {
-  std::set<std::string> hosts = f.between;
-  for (const auto& [a, b] : f.links) hosts.insert({a, b});
+std::string links_text(const pb::Cause& f) {
+  std::set<std::string> hosts(f.between().begin(), f.between().end());
+  hosts.insert(f.links().begin(), f.links().end());
   if (hosts.empty()) return "";
-  if (f.links.size() == 1)
-    return fmt::format(", between the hosts {} and {}", f.links[0].first,
-                       f.links[0].second);
+  if (f.links_size() == 2)
+    return fmt::format(", between the hosts {} and {}", f.links(0), f.links(1));
   return ", between two of the hosts " + join({hosts.begin(), hosts.end()});
 }
 
-void add_place(const RankView& r, Failure* f) {
-  f->workers.insert(r.worker);
-  if (std::find(f->hosts.begin(), f->hosts.end(), r.host) == f->hosts.end())
-    f->hosts.push_back(r.host);
+void add_once(const std::string& name,
+              google::protobuf::RepeatedPtrField<std::string>* to) {
+  if (std::ranges::find(*to, name) == to->end()) *to->Add() = name;
+}
+
+void add_place(const RankView& r, pb::Cause* f) {
+  add_once(r.worker, f->mutable_workers());
+  add_once(r.host, f->mutable_hosts());
 }
 
 // No host is to blame alone, but a link between two of these.
-void put_between(std::set<std::string> hosts, Failure* f) {
-  if (hosts.size() == 2)
-    f->links = {{*hosts.begin(), *hosts.rbegin()}};
-  else if (hosts.size() > 2)
-    f->between = std::move(hosts);
+void put_between(const std::set<std::string>& hosts, pb::Cause* f) {
+  if (hosts.size() < 2) return;
+  (hosts.size() == 2 ? f->mutable_links() : f->mutable_between())
+      ->Assign(hosts.begin(), hosts.end());
 }
 
-// Where and how far into the generation the rank failed.
-void locate(const RankView& r, const pb::Durable& d, Failure* f) {
+// What failed, where, and how far into the generation that rank was.
+pb::Cause failure_of(const RankView& r, const std::string& what,
+                     const pb::Durable& d) {
   const pb::RankStatus& s = *r.status;
-  f->hosts = {r.host};
-  f->workers = {r.worker};
-  f->at_start = s.committed_step() <= d.assignment().source().step();
-  f->before_training = f->at_start && s.phase() < pb::RankStatus::COMPUTE;
+  pb::Cause f = cause_of(what);
+  f.set_subject(rank_name(r));
+  f.set_rank(s.rank());
+  f.set_worker(r.worker);
+  f.set_step(s.step());
+  add_place(r, &f);
+  f.set_at_start(s.committed_step() <= d.assignment().source().step());
+  f.set_before_training(f.at_start() && s.phase() < pb::RankStatus::COMPUTE);
+  return f;
 }
 
 bool any_exited(const pb::Report& r) {
-  return std::any_of(r.ranks().begin(), r.ranks().end(),
-                     [](const auto& s) { return s.exited(); });
+  return std::ranges::any_of(r.ranks(),
+                             [](const auto& s) { return s.exited(); });
 }
 
 bool is_silent(const Roster::Member* m) {
@@ -66,7 +74,7 @@ bool is_silent(const Roster::Member* m) {
 
 bool other_host_is_silent(const ClusterView& view, const std::string& host) {
   const auto& all = view.durable.participants();
-  return std::any_of(all.begin(), all.end(), [&](const auto& p) {
+  return std::ranges::any_of(all, [&](const auto& p) {
     const Roster::Member* m = view.roster.find(p.name());
     return p.host() != host && is_silent(m) &&
            m->report.incarnation() == p.incarnation();
@@ -103,36 +111,32 @@ void FailureDetector::note_step(double seconds) {
   if (step_times_.size() > kKeptStepTimes) step_times_.pop_front();
 }
 
-std::optional<Failure> FailureDetector::find(const ClusterView& view) const {
+std::optional<pb::Cause> FailureDetector::find(const ClusterView& view) const {
   if (auto failure = find_exit(view)) return failure;
   if (auto failure = find_lost_worker(view)) return failure;
   return find_hang(view);
 }
 
-std::optional<Failure> FailureDetector::find_exit(
+std::optional<pb::Cause> FailureDetector::find_exit(
     const ClusterView& view) const {
   const auto& members = view.roster.members();
-  if (std::none_of(members.begin(), members.end(),
-                   [](const auto& m) { return any_exited(m.second.report); }))
+  if (std::ranges::none_of(
+          members, [](const auto& m) { return any_exited(m.second.report); }))
     return std::nullopt;
   const std::vector<RankView> ranks = rank_views(view);
   const auto first = first_death(ranks);
   if (!first) return std::nullopt;
-  const pb::RankStatus& s = *ranks[*first].status;
-  Failure f{.subject = rank_name(ranks[*first]),
-            .what = death_text(ranks[*first]),
-            .rank = s.rank(),
-            .worker = ranks[*first].worker,
-            .step = s.step(),
-            .by_signal = died_of_itself(s),
-            .exit_code = s.signal() != 0 ? 0 : s.exit_code()};
-  locate(ranks[*first], view.durable, &f);
-  f.links = broken_link(ranks, ranks[*first]);
-  if (f.links.empty()) put_between(unconnected_hosts(ranks, ranks[*first]), &f);
-  if (!f.links.empty() || !f.between.empty()) {  // no host is to blame
-    f.what += links_text(f);
-    f.hosts.clear();
-    f.workers.clear();
+  const RankView& dead = ranks[*first];
+  const pb::RankStatus& s = *dead.status;
+  pb::Cause f = failure_of(dead, death_text(dead), view.durable);
+  f.set_by_signal(died_of_itself(s));
+  if (s.signal() == 0) f.set_exit_code(s.exit_code());
+  set_links(broken_link(ranks, dead), &f);
+  if (f.links().empty()) put_between(unconnected_hosts(ranks, dead), &f);
+  if (!f.links().empty() || !f.between().empty()) {  // no host is to blame
+    f.mutable_what()->append(links_text(f));
+    f.clear_hosts();
+    f.clear_workers();
     return f;
   }
   for (const RankView& r : ranks)
@@ -140,7 +144,7 @@ std::optional<Failure> FailureDetector::find_exit(
   return f;
 }
 
-std::optional<Failure> FailureDetector::find_lost_worker(
+std::optional<pb::Cause> FailureDetector::find_lost_worker(
     const ClusterView& view) const {
   const pb::Durable& d = view.durable;
   for (const pb::Durable::Member& p : d.participants()) {
@@ -156,16 +160,16 @@ std::optional<Failure> FailureDetector::find_lost_worker(
       why = "its daemon was restarted";
     else if (m != nullptr && !m->death.empty())
       why = m->death;
-    Failure f{.subject = fmt::format("worker {} on {}", p.name(), p.host()),
-              .what = why,
-              .worker = p.name(),
-              .hosts = {p.host()},
-              .workers = {p.name()},
-              .at_start = !has_stepped_,
-              .before_training = !has_stepped_,
-              .silent = is_silent(m)};
+    pb::Cause f = cause_of(why);
+    f.set_subject(fmt::format("worker {} on {}", p.name(), p.host()));
+    f.set_worker(p.name());
+    f.add_workers(p.name());
+    f.set_at_start(!has_stepped_);
+    f.set_before_training(!has_stepped_);
+    f.set_silent(is_silent(m));
     // Several hosts at once: the network between them and the coordinator.
-    if (f.silent && other_host_is_silent(view, p.host())) f.hosts.clear();
+    if (!f.silent() || !other_host_is_silent(view, p.host()))
+      f.add_hosts(p.host());
     return f;
   }
   return std::nullopt;
@@ -178,10 +182,10 @@ int64_t FailureDetector::silent_ms() const {
 int64_t FailureDetector::hang_after_ms(const ClusterView& view) const {
   // Before the first step, unless it is known that messages may be lost.
   const auto& suspects = view.durable.host_faults().suspects();
-  const bool doubtful =
-      view.durable.host_faults().has_link_search() ||
-      std::any_of(suspects.begin(), suspects.end(),
-                  [](const pb::Cordon& c) { return !c.peer().empty(); });
+  const bool doubtful = view.durable.host_faults().has_link_search() ||
+                        std::ranges::any_of(suspects, [](const pb::Cordon& c) {
+                          return !c.peer().empty();
+                        });
   if (elastic_.hang_after_s() > 0) {
     const auto ms = static_cast<int64_t>(elastic_.hang_after_s() * 1000);
     return has_stepped_ ? ms : std::max(ms, kSetStartHangMs);
@@ -195,7 +199,7 @@ int64_t FailureDetector::hang_after_ms(const ClusterView& view) const {
 
 // When one rank hangs, all ranks stall. Some may stall for long without one, as
 // for a rank that reads from a slow disk, or for their turn to get a state.
-std::optional<Failure> FailureDetector::find_hang(
+std::optional<pb::Cause> FailureDetector::find_hang(
     const ClusterView& view) const {
   const pb::Durable& d = view.durable;
   const int64_t limit = hang_after_ms(view);
@@ -222,19 +226,19 @@ std::optional<Failure> FailureDetector::find_hang(
   std::erase_if(ranks, [](const RankView& r) { return r.status->exited(); });
   const Stuck stuck = find_stuck(ranks);
   const RankView& r = ranks[stuck.rank];
-  Failure failure{
-      .what = stuck_text(ranks, stuck), .step = r.status->step(), .hung = true};
+  pb::Cause failure = stuck.lost_message
+                          ? cause_of(stuck_text(ranks, stuck))
+                          : failure_of(r, stuck_text(ranks, stuck), d);
+  failure.set_hung(true);
   if (stuck.lost_message) {  // no rank is to blame
-    failure.links = silent_links(ranks, stuck);
+    failure.set_step(r.status->step());
+    set_links(silent_links(ranks, stuck), &failure);
     put_between(silent_hosts(ranks, stuck), &failure);
-    failure.at_start = failure.before_training = !has_stepped_;
-    failure.what += links_text(failure);
+    failure.set_at_start(!has_stepped_);
+    failure.set_before_training(!has_stepped_);
+    failure.mutable_what()->append(links_text(failure));
     return failure;
   }
-  failure.subject = rank_name(r);
-  failure.rank = r.status->rank();
-  failure.worker = r.worker;
-  locate(r, d, &failure);
   for (const RankView& other : ranks)
     if (other.stalled_ms > limit && !other.status->waits() &&
         other.status->os_state() == r.status->os_state())
@@ -242,27 +246,22 @@ std::optional<Failure> FailureDetector::find_hang(
   return failure;
 }
 
-std::optional<Failure> FailureDetector::find_unprepared(const ClusterView& view,
-                                                        bool adopted,
-                                                        bool forgiving) const {
+std::optional<pb::Cause> FailureDetector::find_unprepared(
+    const ClusterView& view, bool adopted, bool forgiving) const {
   if (auto lost = find_lost_worker(view)) return lost;
   const pb::Durable& d = view.durable;
   if (const auto ahead = view.roster.started_early(d, adopted && !forgiving);
       !ahead.empty())
-    return Failure{.what = fmt::format("worker {} has started generation {}, "
-                                       "which the journal only prepares",
-                                       ahead, d.generation()),
-                   .is_fault = false};
+    return change_of_plan(fmt::format(
+        "worker {} has started generation {}, which the journal only prepares",
+        ahead, d.generation()));
   const std::string worker = lost_source(view, forgiving);
   if (worker.empty()) return std::nullopt;
-  return Failure{.what = fmt::format("worker {} has lost a state that the "
-                                     "generation starts from",
-                                     worker),
-                 .worker = worker,
-                 .is_fault = false};
+  return change_of_plan(fmt::format(
+      "worker {} has lost a state that the generation starts from", worker));
 }
 
-std::optional<Failure> FailureDetector::find_ended_before(
+std::optional<pb::Cause> FailureDetector::find_ended_before(
     const ClusterView& view) const {
   const pb::Durable& d = view.durable;
   for (const auto& [name, m] : view.roster.members()) {
@@ -270,27 +269,26 @@ std::optional<Failure> FailureDetector::find_ended_before(
     if (view.roster.live_participant(d, name) != nullptr && m.reported &&
         has_ranks(d, name) && r.generation() == d.generation() && !r.busy() &&
         r.state() == pb::Report::IDLE)
-      return Failure{.what = fmt::format("worker {} has ended generation {}, "
-                                         "which the journal says runs",
-                                         name, d.generation()),
-                     .is_fault = false};
+      return change_of_plan(fmt::format(
+          "worker {} has ended generation {}, which the journal says runs",
+          name, d.generation()));
   }
   return std::nullopt;
 }
 
-Failure FailureDetector::settle(const Failure& noticed,
-                                const ClusterView& view) const {
-  if (!noticed.is_fault || noticed.by_signal) return noticed;
+pb::Cause FailureDetector::settle(const pb::Cause& noticed,
+                                  const ClusterView& view) const {
+  if (noticed.planned() || noticed.by_signal()) return noticed;
   const auto exit = find_exit(view);
-  if (exit && exit->by_signal) return *exit;
+  if (exit && exit->by_signal()) return *exit;
   if (const auto loss = find_lost_worker(view)) return *loss;
-  if (exit && noticed.exit_code != 0) return *exit;
+  if (exit && noticed.exit_code() != 0) return *exit;
   return noticed;
 }
 
 bool FailureDetector::source_fate_known(const ClusterView& view) const {
-  const Failure cause = settle(failure_of(view.durable.cause()), view);
-  return cause.exit_code != kExitBadSource || holders_answered(view);
+  const pb::Cause cause = settle(view.durable.cause(), view);
+  return cause.exit_code() != kExitBadSource || holders_answered(view);
 }
 
 }  // namespace remesh::core

@@ -30,22 +30,22 @@ class FailureDetector {
   void note_step(double seconds);
   bool has_stepped() const { return has_stepped_; }
 
-  std::optional<Failure> find(const ClusterView& view) const;
+  std::optional<pb::Cause> find(const ClusterView& view) const;
   // A participant with ranks that is dead or has been restarted.
-  std::optional<Failure> find_lost_worker(const ClusterView& view) const;
+  std::optional<pb::Cause> find_lost_worker(const ClusterView& view) const;
   // Why a generation cannot be prepared: a lost worker, a lost part of its
   // source, or a journal that is older than what its workers know. adopted: it
   // was started in an earlier life of the coordinator; forgiving: workers may
   // still have to find this one.
-  std::optional<Failure> find_unprepared(const ClusterView& view, bool adopted,
-                                         bool forgiving) const;
+  std::optional<pb::Cause> find_unprepared(const ClusterView& view,
+                                           bool adopted, bool forgiving) const;
   // A worker that has ended the generation that the journal says runs, and was
   // told to wait for the next one: the journal is older than that. It would be
   // waited for without end.
-  std::optional<Failure> find_ended_before(const ClusterView& view) const;
+  std::optional<pb::Cause> find_ended_before(const ClusterView& view) const;
   // The first cause once all reports of the abort are in: victims of a death
   // can be reported before it is.
-  Failure settle(const Failure& noticed, const ClusterView& view) const;
+  pb::Cause settle(const pb::Cause& noticed, const ClusterView& view) const;
   // While a generation is aborted: whether it is known why its ranks could not
   // load their source, if that is the cause.
   bool source_fate_known(const ClusterView& view) const;
@@ -54,8 +54,8 @@ class FailureDetector {
   int64_t silent_ms() const;
 
  private:
-  std::optional<Failure> find_exit(const ClusterView& view) const;
-  std::optional<Failure> find_hang(const ClusterView& view) const;
+  std::optional<pb::Cause> find_exit(const ClusterView& view) const;
+  std::optional<pb::Cause> find_hang(const ClusterView& view) const;
   int64_t hang_after_ms(const ClusterView& view) const;
 
   pb::Elastic elastic_;

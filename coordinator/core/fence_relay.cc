@@ -26,7 +26,7 @@ FenceRelay::Delivery FenceRelay::add(const pb::FenceIn& f,
 }
 
 bool FenceRelay::misses(const std::string& worker) const {
-  return std::any_of(fences_.begin(), fences_.end(), [&](const auto& fence) {
+  return std::ranges::any_of(fences_, [&](const auto& fence) {
     return !fence.second.contains(worker);
   });
 }

@@ -204,9 +204,9 @@ void Coordinator::finish(const MeshPolicy::MeshChange& change) {
   set_phase(pb::Durable::FINISHING);
 }
 
-void Coordinator::abort(const Failure& failure) {
+void Coordinator::abort(const pb::Cause& failure) {
   times_.interrupt(now_ms_);
-  *durable_.mutable_cause() = cause_of(failure);
+  *durable_.mutable_cause() = failure;
   set_phase(pb::Durable::ABORTING);
 }
 
@@ -225,9 +225,8 @@ void Coordinator::end_generation() {
          {.detail = reason.empty() ? "all ranks finished" : reason});
     times_.interrupt(now_ms_);
   } else if (!durable_.cause().planned()) {
-    const Failure fault =
-        detector_.settle(failure_of(durable_.cause()), view());
-    *durable_.mutable_cause() = cause_of(fault);
+    const pb::Cause fault = detector_.settle(durable_.cause(), view());
+    *durable_.mutable_cause() = fault;
     times_.add_failure();
     verdict = cordons.judge(fault, &durable_);
     if (!verdict.unsaved)
@@ -257,7 +256,7 @@ void Coordinator::end_generation() {
 
 // The ranks ended because they could not save; the next ones try again.
 void Coordinator::wait_to_save() {
-  const std::string why = failure_of(durable_.cause()).text();
+  const std::string why = text_of(durable_.cause());
   if (durable_.stop_requested() && !durable_.stop_discards()) decline_stop(why);
   const int64_t wait_ms = wait_for_room_ms(checkpoints_.count_failed_end());
   gathering_.back_off(now_ms_ + wait_ms);
@@ -278,7 +277,7 @@ void Coordinator::end_finished_job(const std::string& where) {
 }
 
 void Coordinator::terminate(pb::Durable::Phase phase, const std::string& why) {
-  *durable_.mutable_cause() = cause_of({.what = why});
+  *durable_.mutable_cause() = cause_of(why);
   durable_.clear_participants();
   // A resumed job waits for those who hold the state.
   if (phase == pb::Durable::DONE || !retention_.has_unsaved_steps(view()))

@@ -43,7 +43,7 @@ std::string detail_of(const StatusReporter::Inputs& in) {
     case pb::Durable::PREPARING:
       return "";
     default:
-      return failure_of(d.cause()).text();
+      return text_of(d.cause());
   }
 }
 

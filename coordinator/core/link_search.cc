@@ -55,8 +55,7 @@ void narrow(const Hosts& hosts, bool passed, pb::LinkSearch* s) {
   const Hosts others_out = without(others, hosts);
   if (ends_out.empty()) {
     assign(others_out, s->mutable_others());
-  } else if (std::includes(ends_out.begin(), ends_out.end(), others_out.begin(),
-                           others_out.end())) {
+  } else if (std::ranges::includes(ends_out, others_out)) {
     Hosts all = ends;
     all.insert(others.begin(), others.end());
     assign(ends_out, s->mutable_ends());
@@ -111,13 +110,13 @@ bool set_apart(const std::function<bool(const Hosts&)>& can,
 
 bool in_question(const pb::LinkSearch& s, const std::string& host) {
   const auto has = [&](const Field& field) {
-    return std::find(field.begin(), field.end(), host) != field.end();
+    return std::ranges::find(field, host) != field.end();
   };
   return has(s.ends()) || has(s.others());
 }
 
 bool is_apart(const pb::LinkSearch& s, const std::string& host) {
-  return std::find(s.apart().begin(), s.apart().end(), host) != s.apart().end();
+  return std::ranges::find(s.apart(), host) != s.apart().end();
 }
 
 std::string link_text(const pb::LinkSearch& s) {

@@ -82,9 +82,8 @@ std::vector<std::string> MeshPolicy::builds(const ClusterView& view,
   const auto rank = [&](const std::string& build) {
     return std::pair(slots[build], build == view.durable.assignment().build());
   };
-  std::stable_sort(out.begin(), out.end(), [&](const auto& a, const auto& b) {
-    return rank(a) > rank(b);
-  });
+  std::ranges::stable_sort(
+      out, [&](const auto& a, const auto& b) { return rank(a) > rank(b); });
   return out;
 }
 
@@ -196,11 +195,10 @@ bool MeshPolicy::stays_on(const ClusterView& view,
                                       .now_ms = view.now_ms,
                                       .times = view.times});
   return next.ok() && next->layout == placement.layout &&
-         std::equal(next->ranks.begin(), next->ranks.end(),
-                    placement.ranks.begin(), placement.ranks.end(),
-                    [](const auto& a, const auto& b) {
-                      return a.rank() == b.rank() && a.worker() == b.worker();
-                    });
+         std::ranges::equal(
+             next->ranks, placement.ranks, [](const auto& a, const auto& b) {
+               return a.rank() == b.rank() && a.worker() == b.worker();
+             });
 }
 
 std::optional<planner::Placement> MeshPolicy::place_on(
@@ -210,8 +208,8 @@ std::optional<planner::Placement> MeshPolicy::place_on(
   std::erase_if(r.workers,
                 [&](const auto& w) { return !hosts.contains(w.host); });
   for (; fewer > 0; --fewer) {
-    const auto largest = std::max_element(
-        r.workers.begin(), r.workers.end(),
+    const auto largest = std::ranges::max_element(
+        r.workers,
         [](const auto& a, const auto& b) { return a.slots < b.slots; });
     if (largest == r.workers.end() || largest->slots <= 1) return std::nullopt;
     --largest->slots;
@@ -232,7 +230,7 @@ bool MeshPolicy::awaits_hardware(const ClusterView& view) const {
       view.now_ms - view.roster.last_join_ms() >= kLongestMs)
     return false;
   const auto& members = view.roster.members();
-  return std::any_of(members.begin(), members.end(), [&](const auto& named) {
+  return std::ranges::any_of(members, [&](const auto& named) {
     const auto& [name, m] = named;
     return is_usable(view, name, m, /*everyone=*/false) && !m.hardware_known;
   });

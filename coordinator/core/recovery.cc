@@ -59,7 +59,7 @@ Inventory saved_states(const Recovery::Inputs& in) {
 
 bool holds(const Roster::Member& m, const pb::StateHolding& wanted) {
   const auto& held = m.report.holdings();
-  return std::any_of(held.begin(), held.end(), [&](const auto& h) {
+  return std::ranges::any_of(held, [&](const auto& h) {
     return h.generation() == wanted.generation() && h.step() == wanted.step() &&
            h.rank() == wanted.rank();
   });
@@ -107,7 +107,7 @@ std::string source_text(const pb::Source& s) {
 
 bool source_is_there(const Roster& roster, const pb::Source& source) {
   const auto& states = source.states();
-  return std::all_of(states.begin(), states.end(), [&](const auto& wanted) {
+  return std::ranges::all_of(states, [&](const auto& wanted) {
     const Roster::Member* m = roster.find_alive(wanted.worker());
     return m != nullptr && holds(*m, wanted);
   });
@@ -117,7 +117,7 @@ bool holders_answered(const ClusterView& view) {
   constexpr int kReports = 2;  // the first one may have been under way
   const pb::Durable& d = view.durable;
   const auto& states = d.assignment().source().states();
-  return std::all_of(states.begin(), states.end(), [&](const auto& h) {
+  return std::ranges::all_of(states, [&](const auto& h) {
     const Roster::Member* m = view.roster.find_alive(h.worker());
     return m == nullptr || m->reports_in_phase >= kReports ||
            (has_ranks(d, h.worker()) && m->quiesced(d.generation()));
@@ -126,7 +126,7 @@ bool holders_answered(const ClusterView& view) {
 
 bool refuses(const pb::Refusals& refusals, const std::string& checkpoint) {
   const auto& bad = refusals.checkpoints();
-  return std::find(bad.begin(), bad.end(), checkpoint) != bad.end();
+  return std::ranges::find(bad, checkpoint) != bad.end();
 }
 
 void refuse_source(const pb::Source& s, const Roster& roster,
@@ -149,8 +149,7 @@ bool try_elsewhere(const planner::Placement& placement, const ClusterView& view,
        memory::hosts_by_worker(view.durable.assignment()))
     if (has_ranks(view.durable, worker)) tried.insert(host);
   const std::set<std::string> next = hosts_of(placement, view.roster);
-  if (std::includes(tried.begin(), tried.end(), next.begin(), next.end()))
-    return false;
+  if (std::ranges::includes(tried, next)) return false;
   durable->mutable_refusals()->clear_checkpoints();
   durable->mutable_refusals()->clear_checkpoint_steps();
   return true;
@@ -285,10 +284,10 @@ std::optional<std::string> Recovery::missing_checkpoint(const Inputs& in,
                                                         int64_t chosen) const {
   const int64_t saved = in.view.durable.saved_step();
   const auto& bad = in.scan.invalid_steps;
-  if (saved <= chosen ||
-      std::find(bad.begin(), bad.end(), saved) != bad.end() ||
-      std::any_of(in.scan.valid.begin(), in.scan.valid.end(),
-                  [&](const CheckpointInfo& c) { return c.step == saved; }))
+  if (saved <= chosen || std::ranges::find(bad, saved) != bad.end() ||
+      std::ranges::any_of(in.scan.valid, [&](const CheckpointInfo& c) {
+        return c.step == saved;
+      }))
     return std::nullopt;
   return fmt::format(
       "the checkpoint of step {} was committed, but the "
@@ -396,7 +395,7 @@ std::set<std::string> Recovery::hosts_needed(Inventory& candidates,
                                              const Inputs& in, int64_t step,
                                              const std::string& build) const {
   const auto all = hosts_of_build(in.view, build, /*cordoned_first=*/true);
-  const auto usable = std::find_if(all.begin(), all.end(), [&](const auto& h) {
+  const auto usable = std::ranges::find_if(all, [&](const auto& h) {
     return !is_cordoned(in.view.durable.host_faults(), h);
   });
   for (const auto first : {usable, all.begin()})
@@ -437,13 +436,11 @@ std::optional<Recovery::Option> Recovery::rescue(Inventory& candidates,
   };
   const auto before = in.policy.place_as_before(in.view);
   const bool cordoned =
-      before && std::any_of(before->ranks.begin(), before->ranks.end(),
-                            [&](const pb::RankPlace& p) {
-                              const auto* m =
-                                  in.view.roster.find_alive(p.worker());
-                              return is_cordoned(in.view.durable.host_faults(),
-                                                 m->report.host(), p.worker());
-                            });
+      before && std::ranges::any_of(before->ranks, [&](const pb::RankPlace& p) {
+        const auto* m = in.view.roster.find_alive(p.worker());
+        return is_cordoned(in.view.durable.host_faults(), m->report.host(),
+                           p.worker());
+      });
   if (!cordoned)
     if (auto found = try_placement(before)) return found;
   for (const std::string& build :

@@ -60,8 +60,8 @@ std::set<int> add_source(const pb::Assignment& a,
   Parts held(table, *from);
   for (const pb::StateHolding& h : a.source().states()) {
     const Part* part = held.of(h.rank());
-    const auto reuser = std::find_if(
-        a.ranks().begin(), a.ranks().end(), [&](const pb::RankPlace& p) {
+    const auto reuser =
+        std::ranges::find_if(a.ranks(), [&](const pb::RankPlace& p) {
           const Part* own = wanted.of(p.rank());
           return part != nullptr && own != nullptr &&
                  p.worker() == h.worker() && !reusing.contains(p.rank()) &&
@@ -221,9 +221,8 @@ Shortages fit_room(const geometry::ParamTable& table, const Roster& roster,
 }
 
 bool same_hosts(const Shortages& a, const Shortages& b) {
-  return std::equal(
-      a.begin(), a.end(), b.begin(), b.end(),
-      [](const auto& x, const auto& y) { return x.first == y.first; });
+  return std::ranges::equal(
+      a, b, [](const auto& x, const auto& y) { return x.first == y.first; });
 }
 
 std::string to_text(const Shortages& shortages) {

@@ -65,8 +65,8 @@ std::optional<std::string> Roster::Member::awaited(
       [[fallthrough]];
     case pb::Durable::FINISHING:
       if (fenced && r.ranks_size() > 0 && !quiesced(d.generation()) &&
-          std::all_of(r.ranks().begin(), r.ranks().end(),
-                      [](const auto& s) { return s.exited(); }) &&
+          std::ranges::all_of(r.ranks(),
+                              [](const auto& s) { return s.exited(); }) &&
           part())
         return "clean up after its ranks";
       return {};
@@ -324,12 +324,12 @@ bool Roster::newest_is(const pb::Report& r) const {
 }
 
 bool Roster::none_alive() const {
-  return std::none_of(members_.begin(), members_.end(),
-                      [](const auto& m) { return m.second.alive; });
+  return std::ranges::none_of(members_,
+                              [](const auto& m) { return m.second.alive; });
 }
 
 bool Roster::all_heard() const {
-  return std::all_of(members_.begin(), members_.end(), [](const auto& m) {
+  return std::ranges::all_of(members_, [](const auto& m) {
     return !m.second.alive || m.second.reported;
   });
 }
@@ -358,7 +358,7 @@ bool Roster::all_started(const pb::Durable& durable) const {
 }
 
 bool Roster::all_prepared(const pb::Durable& durable) const {
-  return std::all_of(members_.begin(), members_.end(), [&](const auto& m) {
+  return std::ranges::all_of(members_, [&](const auto& m) {
     return !m.second.alive ||
            (m.second.reported && !m.second.awaited(durable, m.first));
   });
@@ -379,7 +379,7 @@ std::string Roster::started_early(const pb::Durable& durable, bool late) const {
 }
 
 bool Roster::inventories_known(int64_t generation) const {
-  return std::all_of(members_.begin(), members_.end(), [&](const auto& m) {
+  return std::ranges::all_of(members_, [&](const auto& m) {
     return !m.second.alive || m.second.sent_away ||
            offers_nothing(m.second.report) ||
            m.second.inventory_known(generation);

@@ -83,8 +83,8 @@ std::vector<Group> groups_of(const ParamTable& table, const Inventory& in,
       continue;
     }
     std::vector<size_t>& known = of_step[{h.info.step(), h.info.generation()}];
-    auto at = std::find_if(known.begin(), known.end(),
-                           [&](size_t g) { return groups[g].takes(h); });
+    auto at = std::ranges::find_if(
+        known, [&](size_t g) { return groups[g].takes(h); });
     if (at == known.end()) {
       const int count = ++begun[h.info.worker()];
       if (count > kMostGroups) {
@@ -104,7 +104,7 @@ std::vector<Group> groups_of(const ParamTable& table, const Inventory& in,
       groups[*at].members.push_back(i);
   }
   std::erase_if(groups, [](const Group& g) { return g.members.empty(); });
-  std::sort(notes.begin(), notes.end());
+  std::ranges::sort(notes);
   return groups;
 }
 
@@ -120,8 +120,7 @@ std::vector<size_t> sources_of(const Inventory& in, const Group& g) {
     const pb::StateHolding& h = in.holdings[i].info;
     return Key(h.rank(), h.replica(), h.worker(), h.segment());
   };
-  std::sort(order.begin(), order.end(),
-            [&](size_t a, size_t b) { return key(a) < key(b); });
+  std::ranges::sort(order, [&](size_t a, size_t b) { return key(a) < key(b); });
   std::set<std::pair<int, std::string>> there;
   std::erase_if(order, [&](size_t i) {
     const pb::StateHolding& h = in.holdings[i].info;
@@ -225,11 +224,10 @@ StateChoice choose_state(const ParamTable* table, const Inventory& in) {
   std::vector<Group> groups;
   if (table != nullptr) groups = groups_of(*table, in, notes);
   // Newest step first, then oldest generation, then most holdings.
-  std::stable_sort(
-      groups.begin(), groups.end(), [](const Group& a, const Group& b) {
-        return std::tuple(a.step, -a.generation, a.members.size(), a.name()) >
-               std::tuple(b.step, -b.generation, b.members.size(), b.name());
-      });
+  std::ranges::stable_sort(groups, [](const Group& a, const Group& b) {
+    return std::tuple(a.step, -a.generation, a.members.size(), a.name()) >
+           std::tuple(b.step, -b.generation, b.members.size(), b.name());
+  });
   const CheckpointInfo* const saved = newest_checkpoint(in, notes);
   StateChoice c;
   for (const Group& g : groups) {
@@ -278,8 +276,7 @@ std::set<std::string> fewest_hosts(const Inventory& in, const StateChoice& c,
   std::set<std::string> out;
   for (const std::string& host : order) {
     const std::set<int>& its = parts[host];
-    if (std::any_of(its.begin(), its.end(),
-                    [&](int p) { return holders[p].size() == 1; }))
+    if (std::ranges::any_of(its, [&](int p) { return holders[p].size() == 1; }))
       out.insert(host);
     else
       for (const int p : its) holders[p].erase(host);

@@ -80,7 +80,7 @@ std::vector<pb::StepMetrics> StepLedger::before(
     if (!it->second.skipped()) ++updates;
     out.push_back(it->second);
   }
-  std::reverse(out.begin(), out.end());
+  std::ranges::reverse(out);
   return out;
 }
 
@@ -123,7 +123,7 @@ StepLedger::Entry StepLedger::finish(const pb::StepMetrics& m) {
     e.gap_first = last_finished_ + 1;
     e.gap_last = m.step() - 1;
   }
-  if (std::none_of(first_steps_.begin(), first_steps_.end(), [&](auto& f) {
+  if (std::ranges::none_of(first_steps_, [&](auto& f) {
         return f.generation == m.generation() && f.after == 0;
       }))
     first_steps_.push_back({m.generation(), m.step()});

@@ -23,7 +23,7 @@ constexpr double kDay = 24 * 3600;
 
 bool are_among(const std::set<std::string>& all,
                const std::set<std::string>& some) {
-  return std::includes(all.begin(), all.end(), some.begin(), some.end());
+  return std::ranges::includes(all, some);
 }
 
 }  // namespace
@@ -57,11 +57,9 @@ void StepTimes::add_step(double seconds, int64_t now_ms) {
   keep(seconds, &steps_);
   if (steps_.size() < kEnoughSteps) return;
   const double now = median({steps_.begin(), steps_.end()});
-  auto it =
-      std::find_if(meshes_.begin(), meshes_.end(), [&](const MeasuredMesh& m) {
-        return m.step.layout == at_->step.layout &&
-               m.step.hosts == at_->step.hosts;
-      });
+  auto it = std::ranges::find_if(meshes_, [&](const MeasuredMesh& m) {
+    return m.step.layout == at_->step.layout && m.step.hosts == at_->step.hosts;
+  });
   if (it == meshes_.end()) {
     std::erase_if(meshes_, [&](const MeasuredMesh& m) {
       return now_ms - m.at_ms >= kKeptMs;
@@ -109,8 +107,7 @@ double StepTimes::link_bytes_per_s(const std::set<std::string>& hosts) const {
 }
 
 bool StepTimes::knows_link(const std::set<std::string>& hosts) const {
-  return hosts.size() < 2 ||
-         std::any_of(links_.begin(), links_.end(), [&](const auto& link) {
+  return hosts.size() < 2 || std::ranges::any_of(links_, [&](const auto& link) {
            return are_among(link.first, hosts);
          });
 }

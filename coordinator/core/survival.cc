@@ -69,12 +69,10 @@ bool makes_replicas(const pb::Assignment& a) {
 
 bool survives_on(const pb::Assignment& a, const std::set<std::string>& hosts) {
   const auto states = hosts_of_states(a);
-  return !states.empty() &&
-         std::all_of(states.begin(), states.end(), [&](const auto& state) {
-           return std::any_of(
-               state.second.begin(), state.second.end(),
-               [&](const auto& host) { return hosts.contains(host); });
-         });
+  return !states.empty() && std::ranges::all_of(states, [&](const auto& state) {
+    return std::ranges::any_of(
+        state.second, [&](const auto& host) { return hosts.contains(host); });
+  });
 }
 
 std::set<std::string> needed_hosts(const pb::Assignment& a) {

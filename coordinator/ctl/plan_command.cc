@@ -8,7 +8,7 @@
 #include "coordinator/ctl/plan_view.h"
 #include "coordinator/ctl/verbs.h"
 #include "coordinator/rundir/job_files.h"
-#include "coordinator/rundir/local_cluster.h"
+#include "coordinator/rundir/local_core.h"
 #include "proto/base/machine.h"
 
 namespace remesh::ctl {

@@ -18,7 +18,7 @@
 #include "coordinator/core/job_shape.h"
 #include "coordinator/ctl/status_view.h"
 #include "coordinator/rundir/job_files.h"
-#include "coordinator/rundir/local_cluster.h"
+#include "coordinator/rundir/local_core.h"
 #include "coordinator/rundir/run_dir.h"
 #include "parallel/jobfile/jobfile.h"
 #include "parallel/planner/memory.h"

@@ -112,17 +112,6 @@ struct PassMeans {
   }
 };
 
-double length_of(const geometry::PassCosts& c, geometry::Pass pass) {
-  switch (pass) {
-    case geometry::Pass::kForward:
-      return c.forward;
-    case geometry::Pass::kBackward:
-      return c.backward;
-    default:
-      return c.weight;
-  }
-}
-
 std::map<int64_t, Passes> passes_of(const RankTrace& t, PassMeans* means) {
   std::map<int64_t, Passes> by_step;
   int64_t step = -1, from = 0, to = -1;
@@ -332,7 +321,8 @@ Result<PipelineBubble> pipeline_bubble(const std::vector<RankTrace>& ranks) {
   ASSIGN_OR_RETURN(const geometry::PipeTiming uneven,
                    geometry::replay(schedule, [&](int rank, size_t n) {
                      const auto r = static_cast<size_t>(rank);
-                     return length_of(costs[r], schedule.ranks[r][n].pass);
+                     return geometry::pass_cost(schedule, costs[r],
+                                                schedule.ranks[r][n].pass);
                    }));
   out.uneven = uneven.bubble_share;
   ASSIGN_OR_RETURN(out.replayed, replayed_share(schedule, pipelines));

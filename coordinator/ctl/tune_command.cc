@@ -20,7 +20,7 @@
 #include "coordinator/ctl/verbs.h"
 #include "coordinator/rundir/job_files.h"
 #include "coordinator/rundir/line_file.h"
-#include "coordinator/rundir/local_cluster.h"
+#include "coordinator/rundir/local_core.h"
 #include "coordinator/rundir/run_dir.h"
 #include "parallel/jobfile/jobfile.h"
 #include "parallel/planner/local.h"

@@ -9,7 +9,7 @@
 #include <utility>
 
 #include "coordinator/rundir/job_files.h"
-#include "coordinator/rundir/local_cluster.h"
+#include "coordinator/rundir/local_core.h"
 #include "coordinator/rundir/run_dir.h"
 #include "coordinator/server/daemon.h"
 #include "parallel/planner/placement.h"

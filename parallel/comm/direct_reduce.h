@@ -31,15 +31,15 @@
 namespace remesh::comm {
 
 // An operation that advances when polled.
-class Machine {
+class StateMachine {
  public:
-  virtual ~Machine() = default;
+  virtual ~StateMachine() = default;
   // Does what can be done now; true once finished.
   virtual bool advance() = 0;
 };
 
 // Messages in progress together. Buffers must stay until all are complete.
-class Batch : public Machine {
+class Batch : public StateMachine {
  public:
   virtual void send(const void* data, size_t bytes, int to, int tag) = 0;
   virtual void recv(void* data, size_t bytes, int from, int tag) = 0;
@@ -87,9 +87,8 @@ class ScratchPool {
   static constexpr size_t kKept = 16;
 
   Block::Memory take(size_t bytes) {
-    const auto at =
-        std::find_if(free_.begin(), free_.end(),
-                     [&](const Block::Memory& m) { return m.bytes >= bytes; });
+    const auto at = std::ranges::find_if(
+        free_, [&](const Block::Memory& m) { return m.bytes >= bytes; });
     if (at != free_.end()) {
       Block::Memory m = std::move(*at);
       free_.erase(at);
@@ -103,9 +102,8 @@ class ScratchPool {
   void give_back(Block::Memory memory) {
     free_.push_back(std::move(memory));
     if (free_.size() <= kKept) return;
-    free_.erase(std::min_element(
-        free_.begin(), free_.end(),
-        [](const auto& a, const auto& b) { return a.bytes < b.bytes; }));
+    free_.erase(std::ranges::min_element(
+        free_, [](const auto& a, const auto& b) { return a.bytes < b.bytes; }));
   }
 
   std::vector<Block::Memory> free_;
@@ -128,10 +126,10 @@ constexpr size_t kMaxChunk = 256 << 10;
 constexpr size_t kMinChunk = 16 << 10;
 
 template <typename T>
-class DirectReduce final : public Machine {
+class DirectReduce final : public StateMachine {
  public:
-  static std::unique_ptr<Machine> all_reduce(Group group, Op op, T* data,
-                                             size_t n) {
+  static std::unique_ptr<StateMachine> all_reduce(Group group, Op op, T* data,
+                                                  size_t n) {
     auto m = std::unique_ptr<DirectReduce>(new DirectReduce(group, op));
     m->src_ = data;
     m->total_ = n;
@@ -149,9 +147,9 @@ class DirectReduce final : public Machine {
   }
 
   // `all` has n elements per rank.
-  static std::unique_ptr<Machine> reduce_scatter(Group group, Op op,
-                                                 const T* all, T* mine,
-                                                 size_t n) {
+  static std::unique_ptr<StateMachine> reduce_scatter(Group group, Op op,
+                                                      const T* all, T* mine,
+                                                      size_t n) {
     auto m = std::unique_ptr<DirectReduce>(new DirectReduce(group, op));
     m->src_ = all;
     m->dst_ = mine;

@@ -132,8 +132,8 @@ class MpiBatch final : public Batch {
 // other.
 class Progress {
  public:
-  void add(Machine* m) { active_.push_back(m); }
-  void remove(Machine* m) { std::erase(active_, m); }
+  void add(StateMachine* m) { active_.push_back(m); }
+  void remove(StateMachine* m) { std::erase(active_, m); }
   bool idle() const { return active_.empty(); }
   const std::shared_ptr<ScratchPool>& scratch() const { return scratch_; }
   void poll() {
@@ -144,8 +144,8 @@ class Progress {
         ++i;
     }
   }
-  bool contains(const Machine* m) const {
-    return std::find(active_.begin(), active_.end(), m) != active_.end();
+  bool contains(const StateMachine* m) const {
+    return std::ranges::find(active_, m) != active_.end();
   }
   // Yields the core between polls, which costs nothing while nobody else wants
   // it. Where somebody does, be it another rank or another program, a thread
@@ -153,7 +153,7 @@ class Progress {
   // arrives, and waits for its next time slice; one that slept runs at once. So
   // it sleeps between polls after a millisecond, or as soon as a yield has cost
   // a time slice, and for a while after that.
-  void wait(const Machine* m) {
+  void wait(const StateMachine* m) {
     constexpr int64_t kYieldNs = 1'000'000, kCrowdedNs = 50'000'000;
     constexpr timespec kSleep{.tv_sec = 0, .tv_nsec = 50'000};
     if (!contains(m)) return;
@@ -172,14 +172,15 @@ class Progress {
   }
 
  private:
-  std::vector<Machine*> active_;
+  std::vector<StateMachine*> active_;
   int64_t crowded_until_ns_ = 0;
   std::shared_ptr<ScratchPool> scratch_ = std::make_shared<ScratchPool>();
 };
 
 class MpiRequest final : public Request {
  public:
-  MpiRequest(std::shared_ptr<Progress> progress, std::unique_ptr<Machine> m)
+  MpiRequest(std::shared_ptr<Progress> progress,
+             std::unique_ptr<StateMachine> m)
       : progress_(std::move(progress)), machine_(std::move(m)) {
     if (!machine_->advance()) progress_->add(machine_.get());
   }
@@ -192,7 +193,7 @@ class MpiRequest final : public Request {
 
  private:
   std::shared_ptr<Progress> progress_;
-  std::unique_ptr<Machine> machine_;
+  std::unique_ptr<StateMachine> machine_;
 };
 
 // Owns two communicators, so that the collectives' messages never match the
@@ -304,13 +305,13 @@ class MpiComm final : public Comm {
             .scratch = progress_->scratch()};
   }
   template <typename T>
-  std::unique_ptr<Machine> reduce(std::span<T> data, Op op) {
+  std::unique_ptr<StateMachine> reduce(std::span<T> data, Op op) {
     return DirectReduce<T>::all_reduce(group(), op, data.data(), data.size());
   }
-  RequestPtr start(std::unique_ptr<Machine> m) {
+  RequestPtr start(std::unique_ptr<StateMachine> m) {
     return std::make_unique<MpiRequest>(progress_, std::move(m));
   }
-  void run(std::unique_ptr<Machine> m) {
+  void run(std::unique_ptr<StateMachine> m) {
     MpiRequest(progress_, std::move(m)).wait();
   }
 

@@ -80,7 +80,7 @@ MicrobatchRange share_of(int64_t n, const Shares& shares, int parts,
 
 int64_t largest_share(int64_t n, const Shares& shares, int parts) {
   if (shares.empty()) return even_share(n, parts, 0).size();
-  return *std::max_element(shares.begin(), shares.end());
+  return *std::ranges::max_element(shares);
 }
 
 }  // namespace remesh::geometry

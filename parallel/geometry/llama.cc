@@ -101,7 +101,7 @@ int64_t buffer_bytes(const Sizes& s, const ShardTable& shard, int chunk,
   const Layout& l = shard.layout();
   const bool split = use.split_backward;
   const auto some_layer = [&](auto is) {
-    return std::any_of(use.recompute.begin(), use.recompute.end(), is);
+    return std::ranges::any_of(use.recompute, is);
   };
   // Layers that compute attention and SwiGLU again, and those that compute
   // everything again.

@@ -60,8 +60,8 @@ Status validate_lora(const Lora& lora) {
 
 bool has_adapter(const ParamSpec& matrix, const Lora& lora) {
   return matrix.layer >= 0 &&
-         std::find(lora.targets.begin(), lora.targets.end(),
-                   matrix_name(matrix.name).last) != lora.targets.end();
+         std::ranges::find(lora.targets, matrix_name(matrix.name).last) !=
+             lora.targets.end();
 }
 
 std::vector<ParamSpec> lora_parameters(const std::vector<ParamSpec>& base,

@@ -300,23 +300,20 @@ std::vector<int> slots_needed(const Schedule& schedule, int rank) {
   return most;
 }
 
+double pass_cost(const Schedule& schedule, const PassCosts& costs, Pass pass) {
+  if (pass == Pass::kForward) return costs.forward;
+  if (pass == Pass::kWeight) return costs.weight;
+  return costs.backward + (schedule.split_backward ? 0 : costs.weight);
+}
+
 Result<PipeTiming> simulate(const Schedule& schedule, const PassCosts& costs) {
   CHECK(costs.forward >= 0 && costs.backward >= 0 && costs.weight >= 0 &&
         costs.transfer >= 0);
-  const double backward =
-      costs.backward + (schedule.split_backward ? 0 : costs.weight);
   return replay(
       schedule,
       [&](int rank, size_t n) {
-        switch (schedule.ranks[static_cast<size_t>(rank)][n].pass) {
-          case Pass::kForward:
-            return costs.forward;
-          case Pass::kBackward:
-            return backward;
-          case Pass::kWeight:
-            break;
-        }
-        return costs.weight;
+        return pass_cost(schedule, costs,
+                         schedule.ranks[static_cast<size_t>(rank)][n].pass);
       },
       costs.transfer);
 }

@@ -108,6 +108,7 @@ struct PassCosts {
   double weight = 1;
   double transfer = 0;  // a message between neighbouring stages
 };
+double pass_cost(const Schedule& schedule, const PassCosts& costs, Pass pass);
 
 struct PipeTiming {
   double makespan = 0;

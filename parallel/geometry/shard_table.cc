@@ -173,7 +173,7 @@ void ShardTable::initial_values(uint64_t seed, int64_t begin,
     const std::span<float> part = out.subspan(
         static_cast<size_t>(p.at - begin), static_cast<size_t>(p.rect.numel()));
     if (s.init != Init::kNormal) {
-      std::fill(part.begin(), part.end(), s.init == Init::kOnes ? 1.0F : 0.0F);
+      std::ranges::fill(part, s.init == Init::kOnes ? 1.0F : 0.0F);
       continue;
     }
     const auto width = static_cast<size_t>(p.rect.cols);

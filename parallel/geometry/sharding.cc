@@ -102,8 +102,7 @@ Status check_complete(const ParamTable& table, const Sharding& sharding,
                                           sharding.layout.world() - 1));
     there[static_cast<size_t>(replica_group(sharding, r))] = true;
   }
-  if (std::find(there.begin(), there.end(), false) == there.end())
-    return ok_status();
+  if (std::ranges::find(there, false) == there.end()) return ok_status();
   // A missing group may hold nothing that others do not.
   std::vector<Uncovered> left;
   for (const ParamSpec& spec : table.specs())

@@ -109,9 +109,9 @@ struct Where {
   std::string text;  // "job.toml:12: "
 };
 
-Where at(const Source& source, const toml::key& key) {
+Where at(const TomlOrigin& origin, const toml::key& key) {
   const uint32_t line = key.source().begin.line;
-  return {line, fmt::format("{}:{}: ", source.name, line)};
+  return {line, fmt::format("{}:{}: ", origin.name, line)};
 }
 
 // Collects problems while a file's message is assembled.
@@ -120,16 +120,16 @@ class Reader {
   Reader(File& file, std::vector<Problem>& problems)
       : file_(file), schema_(*file.GetDescriptor()), problems_(problems) {}
 
-  void read_file(const toml::table& root, const Source& source) {
+  void read_file(const toml::table& root, const TomlOrigin& origin) {
     for (const auto& [name, node] : root) {
-      const Where where = at(source, name);
+      const Where where = at(origin, name);
       const Field* section = find_section(schema_, name.str());
       if (section == nullptr) {
-        unknown_section(name.str(), node, source, where);
+        unknown_section(name.str(), node, origin, where);
       } else if (const toml::table* table = node.as_table()) {
         for (const auto& [key, value] : *table)
-          read_key(*section, key.str(), value, at(source, key),
-                   source.base_dir);
+          read_key(*section, key.str(), value, at(origin, key),
+                   origin.base_dir);
       } else {
         problem(where, fmt::format("{} = {}: must be a section: [{}]",
                                    name.str(), value_text(node), name.str()));
@@ -182,7 +182,7 @@ class Reader {
   }
 
   void unknown_section(std::string_view name, const toml::node& node,
-                       const Source& source, const Where& where) {
+                       const TomlOrigin& origin, const Where& where) {
     const toml::table* table = node.as_table();
     if (table == nullptr)
       return problem(
@@ -193,7 +193,7 @@ class Reader {
     for (const auto& [key, value] : *table) {
       const std::string h = hint(name, key.str());
       if (!h.empty())
-        problem(at(source, key), fmt::format("{}.{}: {}", name, key.str(), h));
+        problem(at(origin, key), fmt::format("{}.{}: {}", name, key.str(), h));
     }
   }
 
@@ -229,36 +229,37 @@ class Reader {
 // The parser sorts tables by name; people read by line.
 Status status_of(std::vector<Problem> problems) {
   if (problems.empty()) return ok_status();
-  std::stable_sort(
-      problems.begin(), problems.end(),
-      [](const Problem& a, const Problem& b) { return a.line < b.line; });
+  std::ranges::stable_sort(problems, [](const Problem& a, const Problem& b) {
+    return a.line < b.line;
+  });
   std::vector<std::string> texts;
   for (const Problem& p : problems) texts.push_back(p.text);
   return invalid_argument(join(texts, "\n"));
 }
 
-Status read_toml(std::string_view toml, const Source& source, Reader* reader) {
-  const toml::parse_result parsed = toml::parse(toml, source.name);
+Status read_toml(std::string_view toml, const TomlOrigin& origin,
+                 Reader* reader) {
+  const toml::parse_result parsed = toml::parse(toml, origin.name);
   if (parsed.failed())
-    return invalid_argument(fmt::format("{}:{}: not TOML: {}", source.name,
+    return invalid_argument(fmt::format("{}:{}: not TOML: {}", origin.name,
                                         parsed.error().source().begin.line,
                                         parsed.error().description()));
-  reader->read_file(parsed.table(), source);
+  reader->read_file(parsed.table(), origin);
   return ok_status();
 }
 
 }  // namespace
 
-Result<pb::Job> parse_job(std::string_view toml, const Source& source,
+Result<pb::Job> parse_job(std::string_view toml, const TomlOrigin& origin,
                           const std::vector<std::string>& overrides,
                           const std::string& override_dir,
                           const pb::Job& base) {
   pb::Job job = base;
   std::vector<Problem> problems;
   Reader reader(job, problems);
-  RETURN_IF_ERROR(read_toml(toml, source, &reader));
+  RETURN_IF_ERROR(read_toml(toml, origin, &reader));
   // A flavor given for this run is not hidden by the dimensions of the file.
-  if (std::any_of(overrides.begin(), overrides.end(), [](const auto& text) {
+  if (std::ranges::any_of(overrides, [](const auto& text) {
         return override_key(text) == "model.flavor";
       }))
     clear_flavor_keys(*job.mutable_model());
@@ -281,7 +282,7 @@ Result<pb::Job> parse_job(std::string_view toml, const Source& source,
                                     limits::printable(folder), what)});
       } else if (required) {
         problems.push_back(
-            {kNoLine, fmt::format("{}: {}: {}", source.name, full_name(*key),
+            {kNoLine, fmt::format("{}: {}: {}", origin.name, full_name(*key),
                                   check_key(job, *key))});
       }
     }
@@ -290,17 +291,17 @@ Result<pb::Job> parse_job(std::string_view toml, const Source& source,
   return job;
 }
 
-Status parse_description(std::string_view toml, const Source& source,
+Status parse_description(std::string_view toml, const TomlOrigin& origin,
                          google::protobuf::Message* file) {
   std::vector<Problem> problems;
   Reader reader(*file, problems);
-  RETURN_IF_ERROR(read_toml(toml, source, &reader));
+  RETURN_IF_ERROR(read_toml(toml, origin, &reader));
   // A key that was refused is not missing as well.
   if (!problems.empty()) return status_of(std::move(problems));
   for (const Field* section : sections(*file->GetDescriptor()))
     for (const Field* key : keys(*section))
       if (const std::string what = check_key(*file, *key); !what.empty())
-        problems.push_back({kNoLine, fmt::format("{}: {}: {}", source.name,
+        problems.push_back({kNoLine, fmt::format("{}: {}: {}", origin.name,
                                                  full_name(*key), what)});
   return status_of(std::move(problems));
 }
@@ -361,9 +362,9 @@ Result<pb::Job> load_job(const std::string& path,
   if (ec) return io_error("current folder: " + ec.message());
   // Relative paths in a pipe are relative to this folder.
   const bool file = fs::is_regular_file(path, ec);
-  const Source source{
+  const TomlOrigin origin{
       path, file ? (here / path).parent_path().string() : here.string()};
-  return parse_job(text, source, overrides, here.string(), base);
+  return parse_job(text, origin, overrides, here.string(), base);
 }
 
 }  // namespace remesh::jobfile

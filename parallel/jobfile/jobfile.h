@@ -23,7 +23,7 @@
 namespace remesh::jobfile {
 
 // The origin of a TOML text.
-struct Source {
+struct TomlOrigin {
   std::string name = "job.toml";  // in errors, "name:line: ..."
   std::string base_dir = "/";     // absolute; relative paths start here
 };
@@ -44,13 +44,13 @@ Result<pb::Job> load_job(const std::string& path,
 Result<std::string> read_text(const std::string& path);
 
 // load_job() on a text. Paths in overrides are relative to `override_dir`.
-Result<pb::Job> parse_job(std::string_view toml, const Source& source,
+Result<pb::Job> parse_job(std::string_view toml, const TomlOrigin& origin,
                           const std::vector<std::string>& overrides = {},
                           const std::string& override_dir = "/",
                           const pb::Job& base = {});
 // Reads a description (proto/cluster.proto) with the same errors: unknown keys,
 // values out of bounds, required keys that are missing.
-Status parse_description(std::string_view toml, const Source& source,
+Status parse_description(std::string_view toml, const TomlOrigin& origin,
                          google::protobuf::Message* file);
 Status load_description(const std::string& path,
                         google::protobuf::Message* file);

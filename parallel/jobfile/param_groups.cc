@@ -57,10 +57,9 @@ std::vector<const ParamGroup*> groups_of(
     const geometry::ParamTable& table, const std::vector<ParamGroup>& groups) {
   std::vector<const ParamGroup*> out(table.size());
   for (size_t i = 0; i < table.size(); ++i) {
-    const auto group =
-        std::find_if(groups.begin(), groups.end(), [&](const ParamGroup& g) {
-          return ::fnmatch(g.pattern.c_str(), table[i].name.c_str(), 0) == 0;
-        });
+    const auto group = std::ranges::find_if(groups, [&](const ParamGroup& g) {
+      return ::fnmatch(g.pattern.c_str(), table[i].name.c_str(), 0) == 0;
+    });
     if (group != groups.end()) out[i] = &*group;
   }
   return out;
@@ -76,16 +75,15 @@ Result<std::vector<ParamGroup>> param_groups(
   const auto whole = geometry::ParamTable::make(model.base());
   const auto of = groups_of(table, groups), of_whole = groups_of(whole, groups);
   const auto has = [](const auto& of, const ParamGroup& g) {
-    return std::find(of.begin(), of.end(), &g) != of.end();
+    return std::ranges::find(of, &g) != of.end();
   };
   for (const ParamGroup& g : groups)
     if (!has(of, g) && !has(of_whole, g))
       return invalid_argument(fmt::format(
           "\"{}\": no parameter has this group; names are like {} and {}",
           g.pattern, table[0].name, table[table.size() / 2].name));
-  if (std::all_of(of.begin(), of.end(), [](const ParamGroup* g) {
-        return g != nullptr && g->frozen;
-      }))
+  if (std::ranges::all_of(
+          of, [](const ParamGroup* g) { return g != nullptr && g->frozen; }))
     return invalid_argument("all parameters are frozen");
   return groups;
 }

@@ -313,8 +313,7 @@ geometry::Lora lora_of(const pb::Lora& lora) {
   geometry::Lora out{.rank = lora.rank(), .alpha = lora.alpha(), .targets = {}};
   const auto& given = lora.targets();
   for (const std::string& target : geometry::lora_targets())
-    if (given.empty() ||
-        std::find(given.begin(), given.end(), target) != given.end())
+    if (given.empty() || std::ranges::find(given, target) != given.end())
       out.targets.push_back(target);
   return out;
 }

@@ -93,7 +93,7 @@ bool is_name(const std::string& text) {
            (c >= '0' && c <= '9') || c == '-' || c == '_' || c == '.';
   };
   return !text.empty() && text.size() <= 64 && text[0] != '.' &&
-         std::all_of(text.begin(), text.end(), good);
+         std::ranges::all_of(text, good);
 }
 
 // What job.toml can hold, and whoever shows it can print.
@@ -107,14 +107,12 @@ bool is_text(std::string text) {
 std::string check_text(const Field& key, const std::string& text) {
   const std::vector<std::string> allowed = allowed_values(key);
   if (!allowed.empty()) {
-    if (std::find(allowed.begin(), allowed.end(), text) != allowed.end())
-      return "";
+    if (std::ranges::find(allowed, text) != allowed.end()) return "";
     std::string near = nearest_name(text, allowed);
     if (text == "bfloat16") near = "bf16";
     if (text == "float32") near = "fp32";
     std::string problem = "must be " + allowed_text(key);
-    const bool known =
-        std::find(allowed.begin(), allowed.end(), near) != allowed.end();
+    const bool known = std::ranges::find(allowed, near) != allowed.end();
     if (known) problem += fmt::format("; did you mean \"{}\"?", near);
     return problem;
   }
@@ -136,8 +134,7 @@ Status check_entry(const std::string& name, const std::string& text) {
   if (name == "optimizer.groups") return parse_param_group(text).status();
   if (name == "elastic.layouts") return geometry::Layout::parse(text).status();
   const auto& targets = geometry::lora_targets();
-  if (std::find(targets.begin(), targets.end(), text) != targets.end())
-    return ok_status();
+  if (std::ranges::find(targets, text) != targets.end()) return ok_status();
   return invalid_argument(
       fmt::format("'{}': must be one of {}", text, join(targets)));
 }

@@ -38,7 +38,7 @@ std::string offers(const PlacementRequest& q) {
   std::vector<std::string> parts;
   for (const WorkerSlots& w : q.workers)
     parts.push_back(fmt::format("{}: {}", w.worker, w.slots));
-  std::sort(parts.begin(), parts.end());
+  std::ranges::sort(parts);
   constexpr size_t kShown = 8;
   if (parts.size() > kShown) {
     const size_t more = parts.size() - kShown;
@@ -224,10 +224,10 @@ std::optional<Layout> best_of(const PlacementRequest& q, int64_t world,
           error * step_lower_bound_s(machine, *q.shape, l, run, it->second);
   });
   if (!q.shape && !candidates.empty()) return candidates.front().layout;
-  std::stable_sort(candidates.begin(), candidates.end(),
-                   [](const Candidate& a, const Candidate& b) {
-                     return a.bound_s < b.bound_s;
-                   });
+  std::ranges::stable_sort(candidates,
+                           [](const Candidate& a, const Candidate& b) {
+                             return a.bound_s < b.bound_s;
+                           });
   const auto order = [](const Layout& l) {
     return std::make_tuple(l.tp, l.pp, l.cp);
   };
@@ -295,8 +295,7 @@ const MeasuredStep* faster_and_smaller(const PlacementRequest& q,
   const auto is_as_large = [&](const MeasuredStep& m) {
     return m.layout.world() == large.world();
   };
-  if (!chooses_model_axes(q) ||
-      std::none_of(q.measured.begin(), q.measured.end(), is_as_large))
+  if (!chooses_model_axes(q) || std::ranges::none_of(q.measured, is_as_large))
     return nullptr;
   double most_s = expected_step_s(q, large) / kClearly;
   const MeasuredStep* best = nullptr;

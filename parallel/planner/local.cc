@@ -97,9 +97,8 @@ std::vector<Host> host_order(const PlacementRequest& q) {
   std::vector<Host> out;
   for (auto& [name, h] : by_name)
     if (h.slots > 0) out.push_back(std::move(h));
-  std::stable_sort(out.begin(), out.end(), [](const Host& a, const Host& b) {
-    return a.first < b.first;
-  });
+  std::ranges::stable_sort(
+      out, [](const Host& a, const Host& b) { return a.first < b.first; });
   return out;
 }
 
@@ -154,8 +153,7 @@ void match_hosts(PlacementRequest* q) {
     const Machine& m = w.core ? *w.core : q->core;
     return m != reference_core() && m.flops == m.fp32_flops;
   };
-  if (std::any_of(q->workers.begin(), q->workers.end(), lacks_bf16))
-    q->shape->bf16 = false;
+  if (std::ranges::any_of(q->workers, lacks_bf16)) q->shape->bf16 = false;
 }
 
 double rank_memory(const PlacementRequest& q, const geometry::Layout& l) {
@@ -217,7 +215,7 @@ StepCost predict_step(const PlacementRequest& q, const geometry::Layout& l) {
     shape.shares = shares_on(q, l, places);
     if (!shape.shares.empty()) {
       const auto speeds = replica_speeds(q, l, places);
-      const double slowest = *std::min_element(speeds.begin(), speeds.end());
+      const double slowest = *std::ranges::min_element(speeds);
       scale_rates(
           static_cast<double>(most_microbatches(shape, l)) / slowest /
               geometry::slowest_share(q.microbatches, shape.shares, speeds),

@@ -71,7 +71,7 @@ std::vector<std::vector<std::string>> by_memory(const PlacementRequest& q) {
   for (const auto& [name, h] : hosts)
     if (h.slots > 0 && h.memory > 0)
       order.emplace_back(h.memory / h.slots, name);
-  std::sort(order.begin(), order.end());
+  std::ranges::sort(order);
   std::vector<std::vector<std::string>> out;
   double least = 0;
   for (auto& [share, name] : order) {
@@ -99,7 +99,7 @@ Result<LayoutChoice> choose(PlacementRequest* q,
     if (!short_of_memory) break;
     without.insert(without.end(), hosts.begin(), hosts.end());
     std::erase_if(fewer.workers, [&](const WorkerSlots& w) {
-      return std::find(hosts.begin(), hosts.end(), w.host) != hosts.end();
+      return std::ranges::find(hosts, w.host) != hosts.end();
     });
     if (best.ok() && offered_slots(fewer) <= best->layout.world()) break;
     auto next = choose_layout(fewer, &short_of_memory);

@@ -44,7 +44,7 @@ class RankPlacer {
       return std::tie(ha, a.host, ta, a.worker) <
              std::tie(hb, b.host, tb, b.worker);
     };
-    std::sort(workers_.begin(), workers_.end(), before);
+    std::ranges::sort(workers_, before);
     for (size_t i = 0; i < workers_.size(); ++i) {
       const WorkerSlots& w = workers_[i];
       if (i == 0 || workers_[i - 1].host != w.host) hosts_.emplace_back();
@@ -125,13 +125,12 @@ class RankPlacer {
       if (!h.free.empty()) by_wish.push_back(&h);
     // A single peer has no preference.
     if (last - first > 1)
-      std::stable_sort(
-          by_wish.begin(), by_wish.end(), [&](const Host* a, const Host* b) {
-            const auto wish = [&](const Host* h) {
-              return std::make_pair(h->peers, h->free.size() >= todo.size());
-            };
-            return wish(a) > wish(b);
-          });
+      std::ranges::stable_sort(by_wish, [&](const Host* a, const Host* b) {
+        const auto wish = [&](const Host* h) {
+          return std::make_pair(h->peers, h->free.size() >= todo.size());
+        };
+        return wish(a) > wish(b);
+      });
     auto host = by_wish.begin();
     for (const int r : todo) {
       while ((*host)->free.empty()) {

@@ -288,10 +288,10 @@ class Search {
   // Simulates in the order of the bounds. A mesh is final once the next bound
   // is not below its time.
   void rank() {
-    std::stable_sort(found_.begin(), found_.end(),
-                     [](const Candidate& a, const Candidate& b) {
-                       return a.bound_s < b.bound_s;
-                     });
+    std::ranges::stable_sort(found_,
+                             [](const Candidate& a, const Candidate& b) {
+                               return a.bound_s < b.bound_s;
+                             });
     out_.fitting = static_cast<int64_t>(found_.size());
     std::vector<Plan>& plans = out_.plans;
     const auto by_time = [](const Plan& a, const Plan& b) {
@@ -301,9 +301,8 @@ class Search {
       if (plans.size() >= q_.most &&
           c.bound_s >= plans[q_.most - 1].cost.total_s)
         break;
-      const auto same =
-          std::find_if(plans.begin(), plans.end(),
-                       [&](const Plan& p) { return p.layout == c.layout; });
+      const auto same = std::ranges::find_if(
+          plans, [&](const Plan& p) { return p.layout == c.layout; });
       if (same != plans.end() && c.bound_s >= same->cost.total_s) continue;
       ++out_.simulated;
       Plan p = predicted(q_, shape_of(c), c.layout);
@@ -311,7 +310,7 @@ class Search {
         plans.push_back(std::move(p));
       else if (p.cost.total_s < same->cost.total_s)
         *same = std::move(p);
-      std::stable_sort(plans.begin(), plans.end(), by_time);
+      std::ranges::stable_sort(plans, by_time);
     }
     if (plans.size() > q_.most) plans.resize(q_.most);
   }

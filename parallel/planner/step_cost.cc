@@ -195,8 +195,7 @@ class Step {
         latency_s());
     CHECK(timing.ok());
     const auto busiest = static_cast<size_t>(
-        std::max_element(timing->busy.begin(), timing->busy.end()) -
-        timing->busy.begin());
+        std::ranges::max_element(timing->busy) - timing->busy.begin());
     Terms t;
     for (const geometry::PipeOp& o : schedule.ranks[busiest])
       t += pass_terms(o.pass,

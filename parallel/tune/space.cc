@@ -98,8 +98,7 @@ class Builder {
     for (const int world : divisors(slots, slots))
       if (world >= q.min_slots)
         for (const Layout& l : layouts_of(world)) add_all(l);
-    if (std::find(all_.begin(), all_.end(), own_) == all_.end())
-      all_.push_back(own_);
+    if (std::ranges::find(all_, own_) == all_.end()) all_.push_back(own_);
     return chosen();
   }
 
@@ -146,9 +145,8 @@ class Builder {
     for (const Setting& s : all_) seconds.push_back(predicted_s(place, s));
     std::vector<size_t> order(all_.size());
     std::iota(order.begin(), order.end(), size_t{0});
-    std::stable_sort(order.begin(), order.end(), [&](size_t a, size_t b) {
-      return seconds[a] < seconds[b];
-    });
+    std::ranges::stable_sort(
+        order, [&](size_t a, size_t b) { return seconds[a] < seconds[b]; });
     Space out;
     for (const size_t i : order) {
       const bool own = all_[i] == own_;
@@ -206,8 +204,7 @@ std::vector<std::string> Setting::overrides() const {
 
 Result<Space> make_space(const SpaceRequest& request) {
   for (const std::string& name : request.fixed)
-    if (std::find(knob_names().begin(), knob_names().end(), name) ==
-        knob_names().end())
+    if (std::ranges::find(knob_names(), name) == knob_names().end())
       return invalid_argument(fmt::format("'{}' is no knob; there are {}", name,
                                           join(knob_names())));
   const PlacementRequest& q = request.place;

@@ -48,10 +48,9 @@ std::vector<Features> scaled(const std::vector<Candidate>& candidates) {
 std::vector<Trial> sample_of(std::vector<Trial> trials) {
   constexpr size_t kMost = 200, kFastest = 100;
   if (trials.size() <= kMost) return trials;
-  std::stable_sort(
-      trials.begin(), trials.end(), [](const auto& a, const auto& b) {
-        return a.step_s.value_or(INFINITY) < b.step_s.value_or(INFINITY);
-      });
+  std::ranges::stable_sort(trials, [](const auto& a, const auto& b) {
+    return a.step_s.value_or(INFINITY) < b.step_s.value_or(INFINITY);
+  });
   const size_t others = trials.size() - kFastest;
   for (size_t i = 0; i < kMost - kFastest; ++i)
     trials[kFastest + i] = trials[kFastest + i * others / (kMost - kFastest)];

@@ -103,7 +103,7 @@ class DirectFile final : public File {
       std::memcpy(current_.get() + filled_, bytes.data(), n);
       filled_ += n;
       bytes = bytes.subspan(n);
-      if (filled_ == kBufferBytes) hand_over();
+      if (filled_ == kBufferBytes) queue_buffer();
     }
     return ok_status();
   }
@@ -169,7 +169,7 @@ class DirectFile final : public File {
     return nullptr;
   }
 
-  void hand_over() {
+  void queue_buffer() {
     if (!thread_.joinable()) {
       set_direct(true);
       thread_ = std::thread([this] { loop(); });

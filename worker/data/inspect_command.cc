@@ -227,11 +227,11 @@ Status inspect(const Options& o) {
     return invalid_argument(fmt::format(
         "{}: the tokens are those of '{}', not of --tokenizer {} ('{}')", o.dir,
         set.tokenizer(), o.tokenizer, tokenizer->id()));
-  std::vector<Sampler::Source> sources;
+  std::vector<Sampler::MixtureMember> mixture;
   for (const Member& m : set.members())
-    sources.push_back({m.train.num_tokens(), m.weight});
+    mixture.push_back({m.train.num_tokens(), m.weight});
   ASSIGN_OR_RETURN(const Sampler sampler,
-                   Sampler::make(o.seed, sources, o.seq_len,
+                   Sampler::make(o.seed, mixture, o.seq_len,
                                  /*global_batch=*/1));
   const auto length = static_cast<size_t>(o.seq_len);
   std::vector<int32_t> input(length), target(length);
@@ -239,7 +239,7 @@ Status inspect(const Options& o) {
   Json sequences = Json::array();
   for (int64_t i = 0; i < o.samples; ++i) {
     const Sampler::Sequence s = sampler.at(i, 0);
-    const Member& member = set.members()[s.source];
+    const Member& member = set.members()[s.member];
     RETURN_IF_ERROR(
         member.train.read_window(s.window, o.seq_len, input, target, &starts));
     ASSIGN_OR_RETURN(const std::vector<Part> parts,

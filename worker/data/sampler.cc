@@ -51,34 +51,35 @@ uint64_t keyed_permutation(uint64_t key, uint64_t tweak, uint64_t n,
   return x;
 }
 
-Result<Sampler> Sampler::make(uint64_t seed, const std::vector<Source>& sources,
+Result<Sampler> Sampler::make(uint64_t seed,
+                              const std::vector<MixtureMember>& members,
                               int64_t seq_len, int64_t global_batch,
                               int64_t offset) {
-  CHECK(!sources.empty());
+  CHECK(!members.empty());
   std::vector<Stream> streams;
-  for (const Source& source : sources) {
-    if (seq_len < 1 || global_batch < 1 || source.num_tokens < 0 ||
-        !(source.weight > 0))
+  for (const MixtureMember& member : members) {
+    if (seq_len < 1 || global_batch < 1 || member.num_tokens < 0 ||
+        !(member.weight > 0))
       return invalid_argument(fmt::format(
           "sampler: {} tokens of weight {}, sequence length {}, global batch "
           "{}: must be at least 0, above 0, and at least 1 and 1",
-          source.num_tokens, source.weight, seq_len, global_batch));
-    const int64_t windows = num_windows(source.num_tokens, seq_len);
+          member.num_tokens, member.weight, seq_len, global_batch));
+    const int64_t windows = num_windows(member.num_tokens, seq_len);
     if (windows < 1)
       return invalid_argument(fmt::format(
           "train.seq_len = {}: the training data have {} tokens, fewer than "
           "one sequence of {} and the token after it",
-          seq_len, source.num_tokens, seq_len));
+          seq_len, member.num_tokens, seq_len));
     // A separate key, so that no other use of the seed shares the stream.
     const uint64_t key =
         random_u64(seed, hash64("remesh.sampler"), streams.size());
     streams.push_back({.key = key, .windows = windows});
   }
   double rest = 0;
-  for (size_t k = sources.size(); k-- > 0;) {
-    rest += sources[k].weight;
+  for (size_t k = members.size(); k-- > 0;) {
+    rest += members[k].weight;
     streams[k].share =
-        static_cast<uint64_t>(std::llround(sources[k].weight / rest * 0x1p32));
+        static_cast<uint64_t>(std::llround(members[k].weight / rest * 0x1p32));
   }
   return Sampler(std::move(streams), global_batch, offset);
 }

@@ -4,14 +4,14 @@
 // size (both constants of a job). It does not depend on the mesh, the rank or
 // earlier failures, and keeps no list in memory.
 //
-// Several sources are mixed by weight: source k takes the share w_k / (w_k +
-// w_k+1 + ...) of the numbers that sources 0 to k - 1 leave, evenly: of the
-// first n of them floor(n * share + 1/2), with the share rounded to 1 / 2^32.
-// The numbers that it takes count its own sequences.
+// The members of a mixture are mixed by weight: member k takes the share w_k /
+// (w_k + w_k+1 + ...) of the numbers that members 0 to k - 1 leave, evenly: of
+// the first n of them floor(n * share + 1/2), with the share rounded to 1 /
+// 2^32. The numbers that it takes count its own sequences.
 //
 // Windows do not overlap: window w has the tokens [w * T, (w + 1) * T) as input
 // and the same range shifted by one as targets. The sequences of a run are
-// numbered n = offset + s * global_batch + i. Sequence n of a source is window
+// numbered n = offset + s * global_batch + i. Sequence n of a member is window
 // permutation(epoch = n / num_windows)[n % num_windows]: each epoch uses every
 // window exactly once, in an order of its own, for any batch size.
 #pragma once
@@ -38,20 +38,21 @@ uint64_t keyed_permutation(uint64_t key, uint64_t tweak, uint64_t n,
 
 class Sampler {
  public:
-  struct Source {
+  struct MixtureMember {
     int64_t num_tokens = 0;
     double weight = 1;  // above 0
   };
   struct Sequence {
-    int64_t epoch = 0;   // pass over the source, from 0
+    int64_t epoch = 0;   // pass over the member, from 0
     int64_t window = 0;  // 0 .. num_windows - 1
-    size_t source = 0;
+    size_t member = 0;
     friend bool operator==(const Sequence&, const Sequence&) = default;
   };
 
-  // Fails if a source has no complete window (naming tokens and seq_len) or a
+  // Fails if a member has no complete window (naming tokens and seq_len) or a
   // size is below 1.
-  static Result<Sampler> make(uint64_t seed, const std::vector<Source>& sources,
+  static Result<Sampler> make(uint64_t seed,
+                              const std::vector<MixtureMember>& members,
                               int64_t seq_len, int64_t global_batch,
                               int64_t offset = 0);
 

@@ -96,8 +96,8 @@ struct StepInput {
   std::function<bool(double loss, double grad_norm)> accept;
 };
 
-// Seconds of this rank.
-struct StepTimes {
+// Of this rank.
+struct StepSeconds {
   double compute = 0;   // passes
   double pipeline = 0;  // waiting for a neighbouring stage, the bubble
   double tensor = 0;    // waiting for tensor-parallel ranks
@@ -117,7 +117,7 @@ struct StepResult {
   double grad_norm = 0;   // global L2, before clipping
   bool skipped = false;   // the step made no update
   StepVotes agreed;       // summed over all ranks
-  StepTimes times;
+  StepSeconds times;
   // Means over all ranks, up to the agreement: exposed() and the bubble.
   double mean_exposed_s = 0, mean_bubble_s = 0;
 };
@@ -242,7 +242,7 @@ class Engine {
   Status evaluate_pass(const geometry::PipeOp& op, StepVotes& votes);
   void join(const geometry::PipeOp& op);
   void count(const model::MicroBatch& mb, double loss, StepVotes& votes) const;
-  StepResult agree(const StepInput& in, StepVotes votes, StepTimes times);
+  StepResult agree(const StepInput& in, StepVotes votes, StepSeconds times);
   void update(double lr, double grad_scale, bool skip);
 
   const geometry::ParamTable& table_;
@@ -259,7 +259,7 @@ class Engine {
   std::unique_ptr<StateStore> own_state_;  // when no store is given
   StateStore* const state_;
   int64_t step_ = 0;
-  StepTimes waited_;  // of the step in progress
+  StepSeconds waited_;  // of the step in progress
   std::unique_ptr<WeightStore> store_;
   std::unique_ptr<GradStore> grads_;
   std::unique_ptr<PipeLinks> links_;

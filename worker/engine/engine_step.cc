@@ -197,7 +197,7 @@ Status Engine::run_passes(const StepInput& in, StepVotes& votes) {
 }
 
 StepResult Engine::agree(const StepInput& in, StepVotes votes,
-                         StepTimes times) {
+                         StepSeconds times) {
   const int64_t units = num_global_units(table_.config());
   // StepVotes, squares by unit, times.
   std::vector<double> sums(static_cast<size_t>(kNumVotes + units + 2), 0);
@@ -273,7 +273,7 @@ Result<StepResult> Engine::run(const StepInput& in) {
     progress_.tick();
     if (poll_) poll_();
   });
-  StepTimes times = waited_;
+  StepSeconds times = waited_;
   times.compute -=
       times.pipeline + times.tensor + times.context + times.gather + in_passes;
   StepResult r = agree(in, votes, times);

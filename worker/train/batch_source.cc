@@ -25,42 +25,42 @@ Result<BatchSource> BatchSource::make(data::Dataset dataset,
         fmt::format("train.local_batch_size: {} must divide "
                     "train.global_batch_size, {}",
                     o.local_batch, o.global_batch));
-  std::vector<data::Sampler::Source> sources;
+  std::vector<data::Sampler::MixtureMember> mixture;
   std::vector<int64_t> val_windows;
   int64_t validated = 0;
   for (const data::Member& m : dataset.members()) {
-    sources.push_back({m.train.num_tokens(), m.weight});
+    mixture.push_back({m.train.num_tokens(), m.weight});
     val_windows.push_back(data::num_windows(m.val.num_tokens(), o.seq_len));
     validated += val_windows.back() > 0 ? 1 : 0;
   }
   ASSIGN_OR_RETURN(data::Sampler sampler,
-                   data::Sampler::make(o.seed, sources, o.seq_len,
+                   data::Sampler::make(o.seed, mixture, o.seq_len,
                                        o.global_batch, o.offset));
-  auto source = std::make_unique<Source>(
-      Source{o, std::move(dataset), std::move(sampler), {}});
+  auto shared = std::make_unique<Shared>(
+      Shared{o, std::move(dataset), std::move(sampler), {}});
   std::vector<size_t> with_windows;
   for (size_t m = 0; m < val_windows.size(); ++m) {
     const int64_t wanted =
         divide_up(o.eval_sequences, std::max<int64_t>(1, validated));
-    source->eval_windows.push_back(
+    shared->eval_windows.push_back(
         data::validation_windows(val_windows[m], wanted));
-    if (!source->eval_windows.back().empty()) with_windows.push_back(m);
+    if (!shared->eval_windows.back().empty()) with_windows.push_back(m);
   }
-  BatchSource out(std::move(source));
+  BatchSource out(std::move(shared));
   out.validated_ = std::move(with_windows);
   return out;
 }
 
-void BatchSource::read_step(const Source& source, int64_t step,
+void BatchSource::read_step(const Shared& shared, int64_t step,
                             const std::stop_token& stop, Batch* out) {
-  const BatchOptions& o = source.options;
+  const BatchOptions& o = shared.options;
   const geometry::MicrobatchRange mine = geometry::share_of(
       o.global_batch / o.local_batch, o.shares, o.dp, o.dp_index);
   std::vector<Window> windows;
   for (int64_t i = mine.begin * o.local_batch; i < mine.end * o.local_batch;
        ++i) {
-    const data::Sampler::Sequence s = source.sampler.at(step, i);
-    windows.push_back({&source.dataset.members()[s.source].train, s.window});
+    const data::Sampler::Sequence s = shared.sampler.at(step, i);
+    windows.push_back({&shared.dataset.members()[s.member].train, s.window});
   }
   out->status = read(o, windows, stop, out);
   out->step = step;
@@ -68,27 +68,27 @@ void BatchSource::read_step(const Source& source, int64_t step,
 
 Result<std::span<const model::MicroBatch>> BatchSource::step(int64_t step) {
   if (reading_.valid()) reading_.get();
-  if (next_->step != step) read_step(*source_, step, {}, next_.get());
+  if (next_->step != step) read_step(*shared_, step, {}, next_.get());
   std::swap(batch_, next_);
   reading_ = std::async(
       std::launch::async,
-      [source = source_.get(), step, next = next_.get(),
-       stop = stop_.get_token()] { read_step(*source, step + 1, stop, next); });
+      [shared = shared_.get(), step, next = next_.get(),
+       stop = stop_.get_token()] { read_step(*shared, step + 1, stop, next); });
   RETURN_IF_ERROR(batch_->status);
   return std::span<const model::MicroBatch>(batch_->microbatches);
 }
 
 int64_t BatchSource::validation_rounds(size_t member) const {
-  const BatchOptions& o = source_->options;
-  const auto n = static_cast<int64_t>(source_->eval_windows[member].size());
+  const BatchOptions& o = shared_->options;
+  const auto n = static_cast<int64_t>(shared_->eval_windows[member].size());
   const int64_t microbatches = divide_up(n, o.local_batch);
   return divide_up(geometry::even_share(microbatches, o.dp, 0).size(), kRound);
 }
 
 Result<std::span<const model::MicroBatch>> BatchSource::validation(
     size_t member, int64_t round) {
-  const BatchOptions& o = source_->options;
-  const std::vector<int64_t>& all = source_->eval_windows[member];
+  const BatchOptions& o = shared_->options;
+  const std::vector<int64_t>& all = shared_->eval_windows[member];
   const auto n = static_cast<int64_t>(all.size());
   const int64_t each = o.local_batch;
   const geometry::MicrobatchRange mine =
@@ -99,7 +99,7 @@ Result<std::span<const model::MicroBatch>> BatchSource::validation(
   const auto end = static_cast<size_t>(std::min(n, last * each));
   std::vector<Window> windows;
   for (size_t i = begin; i < end; ++i)
-    windows.push_back({&source_->dataset.members()[member].val, all[i]});
+    windows.push_back({&shared_->dataset.members()[member].val, all[i]});
   batch_->step = -1;
   RETURN_IF_ERROR(read(o, windows, {}, batch_.get()));
   return std::span<const model::MicroBatch>(batch_->microbatches);

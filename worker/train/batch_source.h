@@ -54,7 +54,7 @@ class BatchSource {
   BatchSource& operator=(BatchSource&&) = default;
   ~BatchSource() { stop_.request_stop(); }
 
-  const data::Dataset& dataset() const { return source_->dataset; }
+  const data::Dataset& dataset() const { return shared_->dataset; }
   // This rank's microbatches of step `step`, counted from 0; possibly none.
   // Fails on damaged data.
   Result<std::span<const model::MicroBatch>> step(int64_t step);
@@ -70,7 +70,8 @@ class BatchSource {
                                                         int64_t round);
 
  private:
-  struct Source {
+  // What both threads read.
+  struct Shared {
     BatchOptions options;
     data::Dataset dataset;
     data::Sampler sampler;
@@ -87,16 +88,16 @@ class BatchSource {
     const data::Split* split = nullptr;
     int64_t number = 0;
   };
-  explicit BatchSource(std::unique_ptr<const Source> source)
-      : source_(std::move(source)) {}
-  static void read_step(const Source& source, int64_t step,
+  explicit BatchSource(std::unique_ptr<const Shared> shared)
+      : shared_(std::move(shared)) {}
+  static void read_step(const Shared& shared, int64_t step,
                         const std::stop_token& stop, Batch* out);
   // Reads windows as microbatches of at most local_batch sequences.
   static Status read(const BatchOptions& options,
                      const std::vector<Window>& windows,
                      const std::stop_token& stop, Batch* out);
 
-  std::unique_ptr<const Source> source_;
+  std::unique_ptr<const Shared> shared_;
   std::vector<size_t> validated_;
   std::unique_ptr<Batch> batch_ = std::make_unique<Batch>();
   std::unique_ptr<Batch> next_ = std::make_unique<Batch>();

@@ -13,7 +13,7 @@ namespace remesh::train {
 using engine::StepVotes;
 
 // Decides whether to stop, and whether to save first. The state is saved if any
-// rank was asked to save; otherwise it is handed over in memory.
+// rank was asked to save; otherwise it is handed off in memory.
 //
 // If saving fails, the stop is declined once rather than at every step: it is
 // ignored until the request is withdrawn or becomes forced. An in-memory

@@ -46,7 +46,7 @@
 #include "worker/board/board.h"
 #include "worker/engine/agreement.h"
 #include "worker/engine/flat_buffer.h"
-#include "worker/train/background.h"
+#include "worker/train/background_job.h"
 #include "worker/train/boundary.h"
 #include "worker/train/train_log.h"
 

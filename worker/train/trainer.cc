@@ -150,7 +150,7 @@ Status Trainer::one_step(int64_t step, double lr, bool& stop) {
   const engine::StepResult& result = *made;
   if (replication_ != nullptr && replication_->due(step)) replication_->start();
   board::StepRecord record = record_of(step, lr, result, began_ns);
-  const engine::StepTimes& times = result.times;
+  const engine::StepSeconds& times = result.times;
   board_.set_shares(times.exposed() / record.step_s,
                     times.pipeline / record.step_s);
   if (step == first_step_ + 1) after_first_step();
@@ -211,7 +211,7 @@ void Trainer::after_first_step() {
 }
 
 void Trainer::log_step(const board::StepRecord& record,
-                       const engine::StepTimes& times) {
+                       const engine::StepSeconds& times) {
   log_.info("step", {{"loss", record.loss},
                      {"grad_norm", record.grad_norm},
                      {"skipped", record.skipped},

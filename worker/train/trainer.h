@@ -28,7 +28,7 @@
 #include "worker/engine/engine.h"
 #include "worker/trace/traced_comm.h"
 #include "worker/trace/tracer.h"
-#include "worker/train/background.h"
+#include "worker/train/background_job.h"
 #include "worker/train/batch_source.h"
 #include "worker/train/checkpointer.h"
 #include "worker/train/replication.h"
@@ -87,7 +87,7 @@ class Trainer {
   void after_first_step();
   Status validate(board::StepRecord* record);
   void log_step(const board::StepRecord& record,
-                const engine::StepTimes& times);
+                const engine::StepSeconds& times);
   bool first_of_worker() const;
   void publish(const board::StepRecord& record);
   void before_agreement();

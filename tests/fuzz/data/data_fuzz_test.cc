@@ -29,23 +29,23 @@ namespace remesh {
 namespace {
 
 TEST(Fuzz, JobFiles) {
-  const jobfile::Source source{"job.toml", "/jobs"};
+  const jobfile::TomlOrigin origin{"job.toml", "/jobs"};
   ASSERT_OK_AND(const auto plain,
                 jobfile::parse_job("[data]\npath = \"x\"\n[train]\nsteps = "
                                    "9\n[model]\nflavor = \"tiny\"\n",
-                                   source));
+                                   origin));
   ASSERT_OK_AND(const auto resolved, jobfile::resolve(plain, {257}));
   const std::vector<std::string> inputs = {
       "[data]\npath = \"x\"\n[train]\nsteps = 9\nmax_norm = 1e-3\n",
       "data = { path = 'x' }\ntrain.dtype = \"bf16\"\n# comment\n",
       jobfile::to_toml(resolved), jobfile::commented_example()};
   fuzz(inputs, 6000, [&](const std::string& text) {
-    const auto job = jobfile::parse_job(text, source);
+    const auto job = jobfile::parse_job(text, origin);
     if (!job.ok()) return job.status();
     const auto full = jobfile::resolve(*job, {257, 10'000, 1000});
     if (!full.ok()) return full.status();
     // Accepted input can be written and read again.
-    const auto back = jobfile::parse_job(jobfile::to_toml(*full), source);
+    const auto back = jobfile::parse_job(jobfile::to_toml(*full), origin);
     EXPECT_OK(back);
     if (!back.ok()) return back.status();
     EXPECT_EQ(back->SerializeAsString(), full->SerializeAsString());

@@ -1,6 +1,8 @@
 // Small reports and durable states for the tests of the core's values.
 #pragma once
 
+#include <google/protobuf/text_format.h>
+
 #include <string>
 #include <variant>
 #include <vector>
@@ -9,6 +11,7 @@
 #include "coordinator/core/cluster_view.h"
 #include "coordinator/core/roster.h"
 #include "parallel/geometry/param_table.h"
+#include "proto/base/check.h"
 #include "proto/control.pb.h"
 #include "tests/testing/llama.h"
 #include "tests/testing/messages.h"
@@ -24,6 +27,13 @@ std::vector<A> all_of(const std::vector<Action>& actions) {
   for (const Action& a : actions)
     if (const auto* x = std::get_if<A>(&a)) out.push_back(*x);
   return out;
+}
+
+// A failure as text, as in "what: 'x' rank: 1".
+inline pb::Cause cause(const std::string& text) {
+  pb::Cause c;
+  CHECK(google::protobuf::TextFormat::ParseFromString(text, &c));
+  return c;
 }
 
 inline geometry::ParamTable small_model() {

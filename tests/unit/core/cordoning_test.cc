@@ -2,7 +2,6 @@
 // cannot do without them.
 #include "coordinator/core/cordoning.h"
 
-#include "proto/base/exit_code.h"
 #include "tests/testing/expect.h"
 #include "tests/unit/core/builders.h"
 
@@ -22,7 +21,7 @@ class CordoningTest : public ::testing::Test, protected RosterFixture {
                       .unix_s = unix_s_,
                       .faults = durable.mutable_host_faults()});
   }
-  Consequence after(const Failure& f) {
+  Consequence after(const pb::Cause& f) {
     Cordoning c = cordoning();
     const Consequence out = c.after(f);
     changes_ = c.changes();
@@ -42,18 +41,22 @@ class CordoningTest : public ::testing::Test, protected RosterFixture {
 
 using Hosts = std::vector<std::string>;
 
-const Failure kNoStart{.what = "x",
-                       .rank = 0,
-                       .worker = "a",
-                       .hosts = {"host-a"},
-                       .at_start = true};
+pb::Cause no_start() {
+  return cause("what: 'x' rank: 0 worker: 'a' hosts: 'host-a' at_start: true");
+}
+
+pb::Cause failure_of_link(const std::string& a, const std::string& b) {
+  pb::Cause c = cause("what: 'x'");
+  set_links({{a, b}}, &c);
+  return c;
+}
 
 TEST_F(CordoningTest, AHostWhoseRanksDoNotStartIsCordonedIfOthersCanRun) {
   run_on({"a", "b"});
-  EXPECT_EQ(after(kNoStart), Consequence::kOthersCanRun);
+  EXPECT_EQ(after(no_start()), Consequence::kOthersCanRun);
   EXPECT_TRUE(changes_.any);
   EXPECT_EQ(begun(), Hosts{});
-  EXPECT_EQ(after(kNoStart), Consequence::kCordoned);
+  EXPECT_EQ(after(no_start()), Consequence::kCordoned);
   EXPECT_EQ(begun(), Hosts{"host-a"});
   EXPECT_TRUE(is_cordoned(durable.host_faults(), "host-a"));
 }
@@ -61,21 +64,21 @@ TEST_F(CordoningTest, AHostWhoseRanksDoNotStartIsCordonedIfOthersCanRun) {
 TEST_F(CordoningTest, TheLastHostIsCordonedOnlyIfOthersMayReturn) {
   run_on({"a"});
   for (int i = 0; i < 5; ++i)
-    EXPECT_NE(after(kNoStart), Consequence::kCordoned);
+    EXPECT_NE(after(no_start()), Consequence::kCordoned);
   EXPECT_FALSE(is_cordoned(durable.host_faults(), "host-a"));
   roster.expect_unheard(/*until_ms=*/1);
-  EXPECT_EQ(after(kNoStart), Consequence::kCordoned);
+  EXPECT_EQ(after(no_start()), Consequence::kCordoned);
 }
 
 // Then it may be what they share.
 TEST_F(CordoningTest, ANewHostThatHangsWithOthersIsNotCordonedAtOnce) {
   run_on({"a", "b"});
   durable.mutable_host_faults()->add_proven("host-b");
-  Failure hang = kNoStart;
-  hang.hung = true;
-  hang.hosts = {"host-a", "host-b"};
+  pb::Cause hang = no_start();
+  hang.set_hung(true);
+  hang.add_hosts("host-b");
   EXPECT_EQ(after(hang), Consequence::kOthersCanRun);
-  hang.hosts = {"host-a"};
+  hang.mutable_hosts()->RemoveLast();
   durable.mutable_host_faults()->clear_suspects();
   EXPECT_EQ(after(hang), Consequence::kCordoned) << "alone";
 }
@@ -87,21 +90,21 @@ TEST_F(CordoningTest, AHostThatIsNotProvenWaitsForThoseThatAre) {
   durable.mutable_host_faults()->add_proven("host-b");
   int cordons = 0;
   for (int i = 0; i < 20; ++i)
-    cordons += after(kNoStart) == Consequence::kCordoned ? 1 : 0;
+    cordons += after(no_start()) == Consequence::kCordoned ? 1 : 0;
   EXPECT_EQ(cordons, 7) << "from the third failure to the ninth";
   durable.clear_host_faults();
   for (const char* host : {"host-a", "host-b"})
     durable.mutable_host_faults()->add_proven(host);
   for (int i = 0; i < 5; ++i)
-    EXPECT_NE(after(kNoStart), Consequence::kCordoned) << "it ran the job";
+    EXPECT_NE(after(no_start()), Consequence::kCordoned) << "it ran the job";
 }
 
 // If each of its workers is needed, it makes no difference which one fails.
 TEST_F(CordoningTest, AWorkerWithoutWhichTheJobCannotRunIsNotBlamedAlone) {
   run_on({"a", "b"});
   hear_on("host-a", "b");
-  Failure f = kNoStart;
-  f.workers = {"a"};
+  pb::Cause f = no_start();
+  f.add_workers("a");
   const auto site = [&] {
     const auto& suspects = durable.host_faults().suspects();
     return suspects.empty() ? "none" : suspects[0].worker();
@@ -118,8 +121,8 @@ TEST_F(CordoningTest, AWorkerWithoutWhichTheJobCannotRunIsNotBlamedAlone) {
 TEST_F(CordoningTest, TwoWorkersThatFailTogetherCountOnceOnTheirHost) {
   run_on({"a", "b", "c"});
   for (const char* worker : {"b", "c"}) hear_on("host-a", worker);
-  Failure f = kNoStart;
-  f.workers = {"a", "b"};
+  pb::Cause f = no_start();
+  for (const char* worker : {"a", "b"}) f.add_workers(worker);
   job_.mutable_elastic()->set_min_slots(3);
   policy_ = MeshPolicy(job_, std::nullopt);
   after(f);
@@ -130,8 +133,8 @@ TEST_F(CordoningTest, TwoWorkersThatFailTogetherCountOnceOnTheirHost) {
 // However long the generations between take to start.
 TEST_F(CordoningTest, DeathsSoonAfterTheFirstStepCordon) {
   run_on({"a", "b"});
-  Failure death = kNoStart;
-  death.at_start = false;
+  pb::Cause death = no_start();
+  death.set_at_start(false);
   for (int i = 1; i <= 4; ++i) {
     unix_s_ += 1000;
     EXPECT_FALSE(cordoning().after_step(/*first=*/true));
@@ -160,7 +163,7 @@ TEST_F(CordoningTest, LinksThatAreCordonedInTurnCount) {
     for (const char* h : {"host-a", "host-b", "host-c"})
       if (!is_cordoned(durable.host_faults(), h)) up.push_back(h);
     ASSERT_GE(up.size(), 2U);
-    const Consequence c = after({.what = "x", .links = {{up[0], up[1]}}});
+    const Consequence c = after(failure_of_link(up[0], up[1]));
     counted += c == Consequence::kSuspected ? 1 : 0;
   }
   EXPECT_GE(counted, 20);
@@ -177,7 +180,7 @@ TEST_F(CordoningTest, TheHostOfAllBadLinksIsCordonedInPlaceOfItsPeers) {
                  .policy = two,
                  .elastic = job.elastic(),
                  .faults = durable.mutable_host_faults()});
-    c.after({.what = "x", .links = {{a, b}}});
+    c.after(failure_of_link(a, b));
     changes_ = c.changes();
   };
   for (int i = 0; i < 2; ++i) broken("host-a", "host-b");
@@ -241,8 +244,7 @@ TEST_F(CordoningTest, HostsThatCannotLoadAStateMakeWayForOthers) {
   run_on({"a", "b"});
   durable.mutable_refusals()->add_checkpoints("step-1");
   EXPECT_FALSE(cordoning().for_loading(&durable)) << "none has failed";
-  const Failure unloaded{
-      .what = "x", .exit_code = kExitBadSource, .hosts = {"host-a"}};
+  const pb::Cause unloaded = cause("what: 'x' exit_code: 65 hosts: 'host-a'");
   suspect({.host = "host-a"}, unloaded, 0, 0, durable.mutable_host_faults());
   Cordoning c = cordoning();
   EXPECT_TRUE(c.for_loading(&durable));
@@ -256,8 +258,8 @@ TEST_F(CordoningTest, HostsThatCannotLoadAStateMakeWayForOthers) {
 
 TEST_F(CordoningTest, ASearchForALinkEndsWithTheStepOfAllItsHosts) {
   run_on({"a", "b", "c", "d"});
-  const Failure hang{.what = "x",
-                     .between = {"host-a", "host-b", "host-c", "host-d"}};
+  const pb::Cause hang =
+      cause("what: 'x' between: ['host-a', 'host-b', 'host-c', 'host-d']");
   EXPECT_EQ(after(hang), Consequence::kSuspected) << "one message, perhaps";
   EXPECT_TRUE(changes_.tests.empty());
   EXPECT_EQ(after(hang), Consequence::kCordoned);
@@ -275,7 +277,8 @@ TEST_F(CordoningTest, ASearchForALinkBeginsWithTheHostThatIsNotProven) {
   run_on({"a", "b", "c"});
   for (const char* host : {"host-a", "host-b"})
     durable.mutable_host_faults()->add_proven(host);
-  const Failure hang{.what = "x", .between = {"host-a", "host-b", "host-c"}};
+  const pb::Cause hang =
+      cause("what: 'x' between: ['host-a', 'host-b', 'host-c']");
   for (int i = 0; i < 2; ++i) after(hang);
   ASSERT_EQ(changes_.tests.size(), 1U);
   EXPECT_EQ(
@@ -293,7 +296,7 @@ TEST_F(CordoningTest, ASearchForALinkBeginsWithTheHostThatIsNotProven) {
 
 TEST_F(CordoningTest, IsLiftedByTheNameOfAHostOrOfAWorkerOnIt) {
   run_on({"a", "b"});
-  cordon({.host = "host-a"}, kNoStart, 0, durable.mutable_host_faults());
+  cordon({.host = "host-a"}, no_start(), 0, durable.mutable_host_faults());
   const auto unknown = cordoning().lift("b");
   ASSERT_FALSE(unknown.ok());
   EXPECT_EQ(unknown.status().message(),
@@ -302,7 +305,7 @@ TEST_F(CordoningTest, IsLiftedByTheNameOfAHostOrOfAWorkerOnIt) {
   ASSERT_TRUE(host.ok());
   EXPECT_EQ(*host, Site{.host = "host-a"});
   EXPECT_FALSE(is_cordoned(durable.host_faults(), "host-a"));
-  cordon({.host = "host-a", .worker = "gone"}, kNoStart, 0,
+  cordon({.host = "host-a", .worker = "gone"}, no_start(), 0,
          durable.mutable_host_faults());
   EXPECT_FALSE(cordoning().lift("a").ok()) << "another worker of the host";
   EXPECT_OK(cordoning().lift("gone"));
@@ -313,8 +316,8 @@ TEST_F(CordoningTest, OfOneWorkerIsLiftedAlone) {
   pb::HostFaults* faults = durable.mutable_host_faults();
   for (const char* worker : {"a", "v"}) {
     const Site site{.host = "host-a", .worker = worker};
-    suspect(site, kNoStart, 0, 0, faults);
-    cordon(site, kNoStart, 0, faults);
+    suspect(site, no_start(), 0, 0, faults);
+    cordon(site, no_start(), 0, faults);
   }
   const auto lifted = cordoning().lift("a");
   ASSERT_TRUE(lifted.ok());

@@ -19,11 +19,11 @@ pb::Elastic elastic() {
 
 struct Fixture : RosterFixture {
   Fixture() { durable = running({"a", "b"}); }
-  Blame blame(const Failure& f, bool others_can_run = true) const {
+  Blame blame(const pb::Cause& f, bool others_can_run = true) const {
     return blame_for(f, sites_of(f, view()), view(), elastic(), others_can_run);
   }
   // "h", or "worker w on h".
-  std::vector<std::string> sites(const Failure& f) const {
+  std::vector<std::string> sites(const pb::Cause& f) const {
     std::vector<std::string> out;
     for (const Site& s : sites_of(f, view()))
       out.push_back(s.worker.empty() ? s.host
@@ -38,82 +38,93 @@ std::vector<std::string> hosts(const Blame& b) {
   return out;
 }
 
-Failure on_host(const std::string& host) {
-  return {.what = "x", .rank = 1, .worker = "w", .hosts = {host}};
+using Hosts = std::vector<std::string>;
+
+Hosts hosts(const pb::Cause& f) { return {f.hosts().begin(), f.hosts().end()}; }
+
+void set_workers(const std::vector<std::string>& workers, pb::Cause* f) {
+  f->mutable_workers()->Assign(workers.begin(), workers.end());
+}
+
+pb::Cause on_host(const std::string& host) {
+  pb::Cause f = cause("what: 'x' rank: 1 worker: 'w'");
+  f.add_hosts(host);
+  return f;
 }
 
 TEST(Blame, CountsFailuresToStartOnTheHost) {
   Fixture f;
-  Failure failure = on_host("h");
-  failure.at_start = true;
+  pb::Cause failure = on_host("h");
+  failure.set_at_start(true);
   EXPECT_EQ(hosts(f.blame(failure)), std::vector<std::string>{"h"});
   EXPECT_EQ(f.blame(failure).enough, 2);
   EXPECT_EQ(f.blame(failure, /*others_can_run=*/false).enough, 3);
-  failure.rank = -1;
+  failure.set_rank(-1);
   EXPECT_EQ(f.blame(failure).enough, 3) << "a daemon was restarted";
-  failure.hosts.clear();
+  failure.clear_hosts();
   EXPECT_TRUE(f.blame(failure).sites.empty()) << "nobody is at fault";
 }
 
 TEST(Blame, OnlyTheWorkerIsBlamedIfOthersOfItsHostAreWell) {
   Fixture f;
   f.hear_on("h", "w");
-  Failure failure = on_host("h");
-  failure.workers = {"w"};
-  failure.at_start = true;
+  pb::Cause failure = on_host("h");
+  set_workers({"w"}, &failure);
+  failure.set_at_start(true);
   EXPECT_EQ(f.sites(failure), std::vector<std::string>{"h"});
   f.hear_on("h", "v");
   EXPECT_EQ(f.sites(failure), std::vector<std::string>{"worker w on h"});
-  failure.exit_code = kExitNoRoom;
+  failure.set_exit_code(kExitNoRoom);
   EXPECT_EQ(f.sites(failure), std::vector<std::string>{"h"})
       << "the host lacks it";
-  failure.exit_code = kExitFailed;
+  failure.set_exit_code(kExitFailed);
   EXPECT_EQ(f.sites(failure), std::vector<std::string>{"worker w on h"})
       << "its data may not be mounted";
-  failure.at_start = false;
+  failure.set_at_start(false);
   EXPECT_EQ(f.sites(failure), std::vector<std::string>{"h"});
-  failure.at_start = true;
-  failure.exit_code = 0;
-  failure.silent = true;
+  failure.set_at_start(true);
+  failure.set_exit_code(0);
+  failure.set_silent(true);
   EXPECT_EQ(f.sites(failure), std::vector<std::string>{"h"});
-  failure.silent = false;
-  failure.at_start = false;
+  failure.set_silent(false);
+  failure.set_at_start(false);
   EXPECT_EQ(f.sites(failure), std::vector<std::string>{"worker w on h"})
       << "in training, too";
-  failure.at_start = true;
-  failure.workers = {"v", "w"};
+  failure.set_at_start(true);
+  set_workers({"v", "w"}, &failure);
   EXPECT_EQ(f.sites(failure), std::vector<std::string>{"h"}) << "both failed";
-  failure.workers = {"w"};
+  set_workers({"w"}, &failure);
   suspect({.host = "h", .worker = "v", .in_training = true}, failure, 60, 0,
           f.durable.mutable_host_faults());
   EXPECT_EQ(f.sites(failure), std::vector<std::string>{"worker w on h"})
       << "the other one has started";
-  failure.workers = {"v"};
+  set_workers({"v"}, &failure);
   for (int i = 0; i < 2; ++i)
     suspect({.host = "h", .worker = "w"}, failure, 0, 0,
             f.durable.mutable_host_faults());
   EXPECT_EQ(f.sites(failure), std::vector<std::string>{"h"})
       << "one after the other";
-  failure.workers = {"w"};
+  set_workers({"w"}, &failure);
   EXPECT_EQ(f.sites(failure), std::vector<std::string>{"worker w on h"})
       << "as before, whatever the others do";
-  failure.at_start = false;
-  failure.workers = {"v"};
+  failure.set_at_start(false);
+  set_workers({"v"}, &failure);
   EXPECT_EQ(f.sites(failure), std::vector<std::string>{"worker v on h"})
       << "in training this ends the other's row";
 }
 
 TEST(Blame, AHangOfANewHostCordonsItAtOnce) {
   Fixture f;
-  Failure failure = on_host("h");
-  failure.at_start = failure.hung = true;
+  pb::Cause failure = on_host("h");
+  failure.set_at_start(true);
+  failure.set_hung(true);
   EXPECT_EQ(f.blame(failure).enough, 2) << "no host is proven";
   f.durable.mutable_host_faults()->add_proven("a");
   EXPECT_EQ(f.blame(failure).enough, 1);
   EXPECT_EQ(f.blame(failure, /*others_can_run=*/false).enough, 3);
   f.durable.mutable_host_faults()->add_proven("h");
   EXPECT_EQ(f.blame(failure).enough, 2);
-  failure.rank = -1;
+  failure.set_rank(-1);
   EXPECT_EQ(f.blame(failure).enough, 2) << "whichever rank it is";
 }
 
@@ -125,34 +136,35 @@ TEST(Blame, DeathsInTrainingCountForAWhile) {
   EXPECT_EQ(blame.enough, 4);
   EXPECT_GT(blame.remembered_s, 0);
   EXPECT_TRUE(f.blame(on_host("h"), /*others_can_run=*/false).sites.empty());
-  Failure lost = on_host("h");
-  lost.rank = -1;
+  pb::Cause lost = on_host("h");
+  lost.set_rank(-1);
   EXPECT_TRUE(f.blame(lost).sites.empty()) << "a daemon was restarted";
 }
 
 TEST(Blame, ProvenHostsAreNotBlamedForTheStartOfAMeshWithOthers) {
   pb::HostFaults faults;
-  const auto hosts = [&](const Failure& f) {
-    return of_unproven(f, faults).hosts;
+  const auto blamed = [&](const pb::Cause& f) {
+    return hosts(of_unproven(f, faults));
   };
-  using Hosts = std::vector<std::string>;
-  Failure failure{.hosts = {"b", "c", "a"}, .at_start = true};
-  EXPECT_EQ(hosts(failure), failure.hosts) << "none is proven";
+  pb::Cause failure = cause("hosts: ['b', 'c', 'a'] at_start: true");
+  EXPECT_EQ(blamed(failure), hosts(failure)) << "none is proven";
   faults.add_proven("a");
   faults.add_proven("b");
-  EXPECT_EQ(hosts(failure), Hosts{"c"});
-  failure.exit_code = kExitNoRoom;
-  EXPECT_EQ(hosts(failure), failure.hosts) << "each lacks it";
-  EXPECT_EQ(hosts({.hosts = {"a"}, .at_start = true}), Hosts{"a"}) << "alone";
-  EXPECT_EQ(hosts({.hosts = {"a", "c"}}), (Hosts{"a", "c"})) << "in training";
-  for (const Failure& f : {Failure{.at_start = true, .links = {{"a", "c"}}},
-                           Failure{.at_start = true, .between = {"a", "c"}}}) {
+  EXPECT_EQ(blamed(failure), Hosts{"c"});
+  failure.set_exit_code(kExitNoRoom);
+  EXPECT_EQ(blamed(failure), hosts(failure)) << "each lacks it";
+  EXPECT_EQ(blamed(cause("hosts: 'a' at_start: true")), Hosts{"a"}) << "alone";
+  EXPECT_EQ(blamed(cause("hosts: ['a', 'c']")), (Hosts{"a", "c"}))
+      << "in training";
+  for (const char* where : {"links", "between"}) {
+    const pb::Cause f =
+        cause(std::string(where) + ": ['a', 'c'] at_start: true");
     faults.clear_suspects();
-    EXPECT_EQ(hosts(f), Hosts{}) << "the link may be bad";
+    EXPECT_EQ(blamed(f), Hosts{}) << "the link may be bad";
     for (int i = 0; i < 2; ++i) suspect({.host = "c"}, {}, 0, 0, &faults);
-    EXPECT_EQ(hosts(f), Hosts{"c"});
-    EXPECT_TRUE(of_unproven(f, faults).links.empty());
-    EXPECT_TRUE(of_unproven(f, faults).between.empty());
+    EXPECT_EQ(blamed(f), Hosts{"c"});
+    EXPECT_TRUE(of_unproven(f, faults).links().empty());
+    EXPECT_TRUE(of_unproven(f, faults).between().empty());
   }
 }
 
@@ -166,9 +178,9 @@ TEST(Blame, ARepeatedFailureIsBlamedOnTheHost) {
 
 TEST(Blame, LossesBySilenceAreRememberedLonger) {
   Fixture f;
-  Failure failure = on_host("h");
-  failure.rank = -1;
-  failure.silent = true;
+  pb::Cause failure = on_host("h");
+  failure.set_rank(-1);
+  failure.set_silent(true);
   EXPECT_EQ(f.blame(failure).enough, 2);
   EXPECT_GT(f.blame(failure).remembered_s, 0);
   EXPECT_TRUE(f.blame(failure, false).sites.empty());
@@ -176,20 +188,20 @@ TEST(Blame, LossesBySilenceAreRememberedLonger) {
 
 TEST(Blame, AllHostsWhoseRanksFailedToStartAreCounted) {
   Fixture f;
-  Failure failure = on_host("h");
-  failure.hosts.push_back("i");
-  failure.at_start = true;
-  EXPECT_EQ(hosts(f.blame(failure)), failure.hosts);
+  pb::Cause failure = on_host("h");
+  failure.add_hosts("i");
+  failure.set_at_start(true);
+  EXPECT_EQ(hosts(f.blame(failure)), hosts(failure));
   EXPECT_TRUE(f.blame(failure).others_can_run);
   EXPECT_FALSE(f.blame(failure, /*others_can_run=*/false).others_can_run);
 }
 
 TEST(Blame, WithoutASourceThatCodeIsBlamedOnTheHost) {
   Fixture f;
-  Failure failure = on_host("h");
-  failure.exit_code = kExitBadSource;
-  failure.at_start = true;
-  failure.hosts.push_back("i");
+  pb::Cause failure = on_host("h");
+  failure.set_exit_code(kExitBadSource);
+  failure.set_at_start(true);
+  failure.add_hosts("i");
   EXPECT_EQ(f.blame(failure).enough, 2);
 }
 
@@ -199,20 +211,19 @@ TEST(Blame, ASourceThatTwoHostsCannotLoadIsBad) {
   Fixture f;
   f.durable.mutable_assignment()->mutable_source()->set_kind(
       pb::Source::CHECKPOINT);
-  Failure failure = on_host("h");
-  failure.exit_code = kExitBadSource;
+  pb::Cause failure = on_host("h");
+  failure.set_exit_code(kExitBadSource);
   EXPECT_EQ(f.blame(failure).enough, 1);
-  failure.hosts.push_back("i");
+  failure.add_hosts("i");
   EXPECT_EQ(f.blame(failure).enough, kNever);
-  failure.hosts.pop_back();
+  failure.mutable_hosts()->RemoveLast();
   pb::HostFaults* faults = f.durable.mutable_host_faults();
-  cordon({.host = "i"}, {.what = "killed by signal 9 (SIGKILL)"}, 0, faults);
+  cordon({.host = "i"}, cause("what: 'killed by signal 9 (SIGKILL)'"), 0,
+         faults);
   EXPECT_EQ(f.blame(failure).enough, 1) << "that was something else";
-  cordon({.host = "h"}, {.what = "no such file", .exit_code = kExitBadSource},
-         0, faults);
+  cordon({.host = "h"}, cause("what: 'no such file' exit_code: 65"), 0, faults);
   EXPECT_EQ(f.blame(failure).enough, 1) << "it is the same host";
-  cordon({.host = "i"}, {.what = "no such file", .exit_code = kExitBadSource},
-         0, faults);
+  cordon({.host = "i"}, cause("what: 'no such file' exit_code: 65"), 0, faults);
   EXPECT_EQ(f.blame(failure).enough, kNever);
 }
 
@@ -221,24 +232,24 @@ TEST(Blame, NoHostIsBlamedForAnIncompleteSource) {
   pb::Source* source = f.durable.mutable_assignment()->mutable_source();
   source->set_kind(pb::Source::MEMORY);
   source->add_states()->set_worker("gone");
-  Failure failure = on_host("h");
-  failure.exit_code = kExitBadSource;
+  pb::Cause failure = on_host("h");
+  failure.set_exit_code(kExitBadSource);
   EXPECT_TRUE(f.blame(failure).sites.empty());
 }
 
 TEST(Blame, AllHostsThatCannotContinueAreNamed) {
   Fixture f;
-  Failure failure = on_host("h");
-  failure.hosts.push_back("i");
-  failure.exit_code = kExitFailed;
-  EXPECT_EQ(hosts(f.blame(failure)), failure.hosts);
+  pb::Cause failure = on_host("h");
+  failure.add_hosts("i");
+  failure.set_exit_code(kExitFailed);
+  EXPECT_EQ(hosts(f.blame(failure)), hosts(failure));
   EXPECT_EQ(f.blame(failure).enough, 1);
-  failure.exit_code = kExitNoRoom;
-  EXPECT_EQ(hosts(f.blame(failure)), failure.hosts);
+  failure.set_exit_code(kExitNoRoom);
+  EXPECT_EQ(hosts(f.blame(failure)), hosts(failure));
   EXPECT_EQ(f.blame(failure).enough, 2) << "once without replicas";
   for (int i = 0; i < 2; ++i)
     suspect({.host = "h"}, failure, 0, 0, f.durable.mutable_host_faults());
-  EXPECT_EQ(hosts(f.blame(failure, false)), failure.hosts)
+  EXPECT_EQ(hosts(f.blame(failure, false)), hosts(failure))
       << "they have too little room for any state";
   f.durable.mutable_assignment()->mutable_source()->set_kind(
       pb::Source::MEMORY);
@@ -247,16 +258,17 @@ TEST(Blame, AllHostsThatCannotContinueAreNamed) {
 
 // Whatever their texts say.
 TEST(Cordon, ComparesFailuresByTheirExitCodes) {
-  const auto alike = [](const Failure& before, int exit_code) {
+  const auto alike = [](const pb::Cause& before, int exit_code) {
     pb::HostFaults faults;
-    return is_alike(cordon({.host = "h"}, before, 0, &faults),
-                    {.what = "exit code 66", .exit_code = exit_code});
+    pb::Cause now = cause("what: 'exit code 66'");
+    now.set_exit_code(exit_code);
+    return is_alike(cordon({.host = "h"}, before, 0, &faults), now);
   };
-  const Failure no_data{.what = "exit code 66: no data", .exit_code = 3};
+  const pb::Cause no_data = cause("what: 'exit code 66: no data' exit_code: 3");
   EXPECT_TRUE(alike(no_data, 3));
   EXPECT_FALSE(alike(no_data, 66));
   EXPECT_FALSE(alike(no_data, 0));
-  const Failure other{.what = "exit code 3", .exit_code = 33};
+  const pb::Cause other = cause("what: 'exit code 3' exit_code: 33");
   EXPECT_FALSE(alike(other, 3));
   EXPECT_TRUE(alike(other, 0));
   EXPECT_TRUE(alike(other, 1)) << "neither says why";
@@ -265,13 +277,13 @@ TEST(Cordon, ComparesFailuresByTheirExitCodes) {
 // A host is at fault from its third failure, also when its cordon has ended.
 TEST(Cordon, AHostThatFailsAgainAfterItsCordonIsBlamed) {
   pb::HostFaults faults;
-  const Failure like{.what = "", .exit_code = 3};
+  const pb::Cause like = cause("exit_code: 3");
   for (int i = 1; i <= 3; ++i) {
     suspect({.host = "h"}, like, 0, 0, &faults);
     EXPECT_EQ(failed_alike(faults, "h", "w", like), i == 3);
     EXPECT_EQ(hosts_failed_alike(faults, like), std::set<std::string>{"h"});
   }
-  EXPECT_FALSE(failed_alike(faults, "h", "w", {.what = "", .exit_code = 66}));
+  EXPECT_FALSE(failed_alike(faults, "h", "w", cause("exit_code: 66")));
   EXPECT_FALSE(failed_alike(faults, "i", "w", like));
   cordon({.host = "i"}, like, 0, &faults);
   EXPECT_TRUE(failed_alike(faults, "i", "w", like));
@@ -297,16 +309,16 @@ TEST(Cordon, LastsTwiceAsLongAfterEachFailure) {
 
 TEST(Cordon, LastsTenTimesAsLongAsTheFailureCost) {
   pb::HostFaults faults;
-  cordon({.host = "h"}, {.what = "", .cost_s = 120}, 0, &faults);
+  cordon({.host = "h"}, cause("cost_s: 120"), 0, &faults);
   EXPECT_EQ(remaining_s(faults.cordons(0), 0), 1200);
-  cordon({.host = "h"}, {.what = "", .cost_s = 0.5}, 0, &faults);
+  cordon({.host = "h"}, cause("cost_s: 0.5"), 0, &faults);
   EXPECT_EQ(remaining_s(faults.cordons(0), 0), 10);
 }
 
 TEST(Cordon, OfOneWorkerLeavesTheOthersOfItsHost) {
   pb::HostFaults faults;
   suspect({.host = "h", .worker = "w"}, {}, 0, 0, &faults);
-  cordon({.host = "h", .worker = "w"}, {.what = "x"}, 0, &faults);
+  cordon({.host = "h", .worker = "w"}, cause("what: 'x'"), 0, &faults);
   EXPECT_TRUE(is_cordoned(faults, "h", "w"));
   EXPECT_FALSE(is_cordoned(faults, "h", "v"));
   EXPECT_FALSE(is_cordoned(faults, "h"));
@@ -314,7 +326,7 @@ TEST(Cordon, OfOneWorkerLeavesTheOthersOfItsHost) {
             "no ranks are placed on worker w on h (cordoned: x)");
   EXPECT_FALSE(clear_suspects({"h"}, {"v"}, 1, &faults));
   EXPECT_TRUE(clear_suspects({"h"}, {"w"}, 1, &faults));
-  cordon({.host = "h"}, {.what = "y"}, 0, &faults);
+  cordon({.host = "h"}, cause("what: 'y'"), 0, &faults);
   EXPECT_EQ(faults.cordons_size(), 1) << "of the host, so of all";
   EXPECT_TRUE(is_cordoned(faults, "h", "v"));
 }
@@ -405,7 +417,7 @@ TEST(Cordon, LiftingItResetsTheCount) {
   EXPECT_FALSE(uncordon({.host = "h"}, &faults)) << "not cordoned";
   EXPECT_EQ(faults.suspects_size(), 2) << "nothing is changed";
   suspect({.host = "h"}, {}, 0, 0, &faults);
-  cordon({.host = "h"}, {.what = "why"}, 0, &faults);
+  cordon({.host = "h"}, cause("what: 'why'"), 0, &faults);
   EXPECT_EQ(cordon_reason(faults, "h", "w"), "why");
   EXPECT_HAS(cordons_text(faults), "h (cordoned: why)");
   EXPECT_TRUE(uncordon({.host = "h"}, &faults));

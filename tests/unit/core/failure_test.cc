@@ -4,6 +4,7 @@
 #include "coordinator/core/cordons.h"
 #include "coordinator/core/failure_budget.h"
 #include "coordinator/core/failure_detector.h"
+#include "proto/base/text.h"
 #include "tests/unit/core/builders.h"
 
 namespace remesh::core {
@@ -22,7 +23,7 @@ struct Fixture : RosterFixture {
   FailureDetector detector{elastic()};
 
   Fixture() { durable = running({"a", "b"}); }
-  std::optional<Failure> find(int64_t now_ms) const {
+  std::optional<pb::Cause> find(int64_t now_ms) const {
     return detector.find(view(now_ms));
   }
 };
@@ -37,14 +38,14 @@ TEST(FailureDetector, NamesTheRankThatWasKilledNotItsVictim) {
   f.hear(victim, 10);
   const auto noticed = f.find(20);
   ASSERT_TRUE(noticed);
-  EXPECT_EQ(noticed->rank, 1);
+  EXPECT_EQ(noticed->rank(), 1);
   pb::Report culprit = running_report("a", 2, 0, 3);
   culprit.mutable_ranks(0)->set_exited(true);
   culprit.mutable_ranks(0)->set_signal(9);
   f.hear(culprit, 30);
-  const Failure settled = f.detector.settle(*noticed, f.view(40));
-  EXPECT_EQ(settled.rank, 0);
-  EXPECT_TRUE(settled.by_signal);
+  const pb::Cause settled = f.detector.settle(*noticed, f.view(40));
+  EXPECT_EQ(settled.rank(), 0);
+  EXPECT_TRUE(settled.by_signal());
 }
 
 TEST(FailureDetector, ALostParticipantIsAFailureALostSpareIsNot) {
@@ -55,7 +56,7 @@ TEST(FailureDetector, ALostParticipantIsAFailureALostSpareIsNot) {
   f.roster.expire(f.durable, 50, 100);
   const auto lost = f.find(100);
   ASSERT_TRUE(lost);
-  EXPECT_EQ(lost->worker, "a");
+  EXPECT_EQ(lost->worker(), "a");
 }
 
 TEST(FailureDetector, NamesAllHostsWhoseRanksEndedTheSameWay) {
@@ -68,7 +69,8 @@ TEST(FailureDetector, NamesAllHostsWhoseRanksEndedTheSameWay) {
   }
   const auto failure = f.find(100);
   ASSERT_TRUE(failure);
-  EXPECT_EQ(failure->hosts, (std::vector<std::string>{"host-a", "host-b"}));
+  EXPECT_EQ(join({failure->hosts().begin(), failure->hosts().end()}),
+            "host-a, host-b");
 }
 
 TEST(FailureDetector, APeerThatCannotBeReachedIsABadLink) {
@@ -87,9 +89,9 @@ TEST(FailureDetector, APeerThatCannotBeReachedIsABadLink) {
     f.hear(b, 100);
     const auto failure = f.find(100);
     ASSERT_TRUE(failure);
-    EXPECT_EQ(failure->rank, peer_dies ? 1 : 0);
-    EXPECT_EQ(failure->links.size(), peer_dies ? 0U : 1U);
-    EXPECT_EQ(failure->hosts.empty(), !peer_dies);
+    EXPECT_EQ(failure->rank(), peer_dies ? 1 : 0);
+    EXPECT_EQ(failure->links_size(), peer_dies ? 0 : 2);
+    EXPECT_EQ(failure->hosts().empty(), !peer_dies);
   }
 }
 
@@ -143,13 +145,23 @@ TEST(FailureDetector, ARankThatMakesProgressIsNotHungHoweverLongOthersWait) {
     pass(5100, 7200, false);
     const auto failure = f.find(7200);
     ASSERT_TRUE(failure) << static_cast<int>(other);
-    EXPECT_EQ(failure->rank, other == Other::kWaits           ? 1
-                             : other == Other::kMovesMessages ? -1
-                                                              : 0);
+    EXPECT_EQ(failure->rank(), other == Other::kWaits           ? 1
+                               : other == Other::kMovesMessages ? -1
+                                                                : 0);
   }
 }
 
-FailureVerdict account_failure(const Failure& f, const pb::Elastic& e,
+pb::Cause rank_1_at(int64_t step) {
+  pb::Cause f = cause("what: 'x' rank: 1");
+  f.set_step(step);
+  return f;
+}
+
+pb::Cause not_started() {
+  return cause("what: 'x' rank: 1 at_start: true before_training: true");
+}
+
+FailureVerdict account_failure(const pb::Cause& f, const pb::Elastic& e,
                                int64_t last_finished, pb::Durable* d,
                                Consequence c = Consequence::kNone) {
   count_failure(f, last_finished, d->assignment().source().step(),
@@ -160,7 +172,7 @@ FailureVerdict account_failure(const Failure& f, const pb::Elastic& e,
 
 TEST(FailureBudget, GivesUpAfterTheSameFailureSeveralTimes) {
   pb::Durable d;
-  const Failure f{.what = "x", .rank = 1, .worker = "a", .step = 7};
+  const pb::Cause f = cause("what: 'x' rank: 1 worker: 'a' step: 7");
   EXPECT_FALSE(account_failure(f, elastic(), 0, &d).give_up);
   EXPECT_FALSE(account_failure(f, elastic(), 0, &d).give_up);
   EXPECT_TRUE(account_failure(f, elastic(), 0, &d).give_up);
@@ -175,8 +187,7 @@ TEST(FailureBudget, GivesUpWithoutProgressAndBacksOffBefore) {
     e.set_max_failures_without_progress(limit);
     std::vector<int64_t> waits;
     for (int64_t step = 1; step <= limit; ++step) {
-      const auto v =
-          account_failure({.what = "x", .rank = 1, .step = step}, e, 0, &d);
+      const auto v = account_failure(rank_1_at(step), e, 0, &d);
       EXPECT_EQ(v.give_up, step == limit);
       waits.push_back(v.backoff_ms);
     }
@@ -191,9 +202,8 @@ TEST(FailureBudget, LostStepsThatAreMadeAgainAreProgress) {
   auto* source = d.mutable_assignment()->mutable_source();
   for (int64_t step = 900; step < 1000; step += 5) {
     source->set_step(step);
-    EXPECT_FALSE(account_failure({.what = "x", .rank = 1, .step = step + 5},
-                                 elastic(), 1000, &d)
-                     .give_up)
+    EXPECT_FALSE(
+        account_failure(rank_1_at(step + 5), elastic(), 1000, &d).give_up)
         << step;
   }
 }
@@ -205,8 +215,7 @@ TEST(FailureBudget, GivesUpIfTheSameStepsAreLostAgainAndAgain) {
     for (const int64_t step : {950, 900}) {
       source->set_step(step);
       const auto v =
-          account_failure({.what = "x", .rank = 1, .step = 1000 + setbacks},
-                          elastic(), 1000, &d);
+          account_failure(rank_1_at(1000 + setbacks), elastic(), 1000, &d);
       EXPECT_EQ(v.give_up, step == 900 && setbacks == 4) << setbacks;
       if (v.give_up) {
         EXPECT_EQ(v.reason,
@@ -220,7 +229,7 @@ TEST(FailureBudget, GivesUpIfTheSameStepsAreLostAgainAndAgain) {
 TEST(FailureBudget, ABadSourceIsNotTheSameFailure) {
   pb::Durable d;
   d.mutable_assignment()->mutable_source()->set_kind(pb::Source::CHECKPOINT);
-  const Failure f{.what = "x", .rank = 0, .step = 7, .exit_code = 65};
+  const pb::Cause f = cause("what: 'x' rank: 0 step: 7 exit_code: 65");
   for (int i = 0; i < 4; ++i) {
     const auto v = account_failure(f, elastic(), 0, &d);
     EXPECT_TRUE(v.bad_source);
@@ -239,10 +248,9 @@ TEST(FailureBudget, TheReasonSaysWhenTheSameFailureCame) {
   for (const bool before : {false, true}) {
     pb::Durable d;
     FailureVerdict v;
-    for (int i = 0; i < 3; ++i)
-      v = account_failure(
-          {.what = "x", .rank = 1, .step = 7, .before_training = before},
-          elastic(), 0, &d);
+    pb::Cause f = rank_1_at(7);
+    f.set_before_training(before);
+    for (int i = 0; i < 3; ++i) v = account_failure(f, elastic(), 0, &d);
     EXPECT_TRUE(v.give_up);
     EXPECT_EQ(v.reason, before ? "x (the same failure 3 times before training "
                                  "began)"
@@ -252,7 +260,7 @@ TEST(FailureBudget, TheReasonSaysWhenTheSameFailureCame) {
 
 TEST(FailureBudget, ARankThatCannotContinueEndsTheJobAtOnce) {
   pb::Durable d;
-  const auto v = account_failure({.what = "why", .rank = 0, .exit_code = 3},
+  const auto v = account_failure(cause("what: 'why' rank: 0 exit_code: 3"),
                                  elastic(), 0, &d);
   EXPECT_TRUE(v.give_up);
   EXPECT_EQ(v.reason, "why");
@@ -262,12 +270,10 @@ TEST(FailureBudget, AHostThatWasCordonedDoesNotEndTheJob) {
   pb::Durable d;
   for (const int code : {0, 1, 3, 65, 66}) {
     for (int i = 0; i < 10; ++i) {
-      const auto v = account_failure({.what = "x",
-                                      .rank = 1,
-                                      .exit_code = code,
-                                      .at_start = true,
-                                      .before_training = true},
-                                     elastic(), 0, &d, Consequence::kCordoned);
+      pb::Cause f = not_started();
+      f.set_exit_code(code);
+      const auto v =
+          account_failure(f, elastic(), 0, &d, Consequence::kCordoned);
       EXPECT_FALSE(v.give_up) << code;
       EXPECT_FALSE(v.bad_source) << code;
       EXPECT_EQ(v.backoff_ms, 0);
@@ -278,11 +284,9 @@ TEST(FailureBudget, AHostThatWasCordonedDoesNotEndTheJob) {
 
 TEST(FailureBudget, ARankThatCrashesInAStepOnManyHostsEndsTheJob) {
   const auto crash = [](int rank, int host, pb::Durable* d) {
-    const Failure f{.what = "x",
-                    .rank = rank,
-                    .step = 7,
-                    .hosts = {"h" + std::to_string(host)},
-                    .at_start = true};
+    pb::Cause f = cause("what: 'x' step: 7 at_start: true");
+    f.set_rank(rank);
+    f.add_hosts("h" + std::to_string(host));
     return account_failure(f, elastic(), 0, d, Consequence::kCordoned).give_up;
   };
   pb::Durable d;
@@ -299,9 +303,8 @@ TEST(FailureBudget, FailuresThatOtherHostsCanAvoidAreNotCounted) {
   for (int i = 0; i < 20; ++i) {
     suspect({.host = "h" + std::to_string(i)}, {}, 0, 0,
             d.mutable_host_faults());
-    const auto v = account_failure(
-        {.what = "x", .rank = 1, .at_start = true, .before_training = true},
-        elastic(), 0, &d, Consequence::kOthersCanRun);
+    const auto v = account_failure(not_started(), elastic(), 0, &d,
+                                   Consequence::kOthersCanRun);
     EXPECT_FALSE(v.give_up);
     EXPECT_EQ(v.backoff_ms, i < 2 ? 0 : i < 4 ? 250 << (i - 2) : 1000);
   }
@@ -310,7 +313,7 @@ TEST(FailureBudget, FailuresThatOtherHostsCanAvoidAreNotCounted) {
 
 TEST(FailureBudget, TooLittleRoomRefusesOnlyASourceInMemory) {
   pb::Durable d;
-  const Failure f{.what = "no room", .rank = 0, .exit_code = 66};
+  const pb::Cause f = cause("what: 'no room' rank: 0 exit_code: 66");
   EXPECT_FALSE(
       account_failure(f, elastic(), 0, &d, Consequence::kSuspected).give_up)
       << "tried again without replicas";

@@ -140,31 +140,31 @@ TEST(Sampler, DataTooShortForOneWindowAreRefused) {
   EXPECT_FALSE(Sampler::make(1, {{256}, {256, 0}}, 8, 4).ok());
 }
 
-// At any time each source has had its share, but for one sequence for each
-// source before it and itself, and each of its windows once a pass.
+// At any time each member has had its share, but for one sequence for each
+// member before it and itself, and each of its windows once a pass.
 TEST(Sampler, SourcesHaveTheirSharesAllTheTime) {
   std::mt19937_64 random(1);
   for (int trial = 0; trial < 50; ++trial) {
-    std::vector<Sampler::Source> sources(1 + random() % 6);
+    std::vector<Sampler::MixtureMember> members(1 + random() % 6);
     double all = 0;
-    for (auto& s : sources) {
+    for (auto& s : members) {
       s = {static_cast<int64_t>(1 + 8 * (1 + random() % 40)),
            static_cast<double>(1 + random() % 1000) / 100};
       all += s.weight;
     }
     ASSERT_OK_AND(const auto sampler,
-                  Sampler::make(7, sources, 8, /*global_batch=*/5));
-    std::vector<int64_t> taken(sources.size());
+                  Sampler::make(7, members, 8, /*global_batch=*/5));
+    std::vector<int64_t> taken(members.size());
     std::vector<std::map<std::pair<int64_t, int64_t>, int>> used(
-        sources.size());
+        members.size());
     for (int64_t n = 0; n < 2000; ++n) {
       const auto s = sampler.at(n / 5, n % 5);
-      const int64_t windows = num_windows(sources[s.source].num_tokens, 8);
-      ASSERT_EQ(s.epoch, taken[s.source]++ / windows);
-      ASSERT_EQ(++used[s.source][std::pair(s.epoch, s.window)], 1);
-      for (size_t k = 0; k < sources.size(); ++k)
+      const int64_t windows = num_windows(members[s.member].num_tokens, 8);
+      ASSERT_EQ(s.epoch, taken[s.member]++ / windows);
+      ASSERT_EQ(++used[s.member][std::pair(s.epoch, s.window)], 1);
+      for (size_t k = 0; k < members.size(); ++k)
         ASSERT_NEAR(static_cast<double>(taken[k]),
-                    static_cast<double>(n + 1) * sources[k].weight / all,
+                    static_cast<double>(n + 1) * members[k].weight / all,
                     static_cast<double>(k) + 1);
     }
   }

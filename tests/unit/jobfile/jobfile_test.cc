@@ -18,18 +18,18 @@ namespace {
 
 namespace fs = std::filesystem;
 
-const Source kSource{"job.toml", "/jobs"};
+const TomlOrigin kOrigin{"job.toml", "/jobs"};
 constexpr char kLeast[] = "[data]\npath = \"books\"\n";
 
 std::string problem(const std::string& toml,
                     const std::vector<std::string>& overrides = {}) {
-  const auto job = parse_job(toml, kSource, overrides, "/here");
+  const auto job = parse_job(toml, kOrigin, overrides, "/here");
   return job.ok() ? "" : job.status().message();
 }
 
 pb::Job good(const std::string& toml,
              const std::vector<std::string>& overrides = {}) {
-  auto job = parse_job(toml, kSource, overrides, "/here");
+  auto job = parse_job(toml, kOrigin, overrides, "/here");
   EXPECT_OK(job);
   return job.ok() ? *job : pb::Job();
 }
@@ -150,7 +150,7 @@ TEST(Job, TextThatAFileCannotHoldIsRefused) {
   EXPECT_EQ(problem(kLeast, {"job.description=a\x1b[2J"}),
             "--set job.description=a?[2J" + refused);
   EXPECT_EQ(problem(kLeast, {"job.description=a\n\tb"}), "");
-  const auto job = parse_job(kLeast, kSource, {}, "/caf\xe9");
+  const auto job = parse_job(kLeast, kOrigin, {}, "/caf\xe9");
   EXPECT_EQ(job.status().message(), "job.dump_folder = /caf?/runs" + refused);
 }
 
@@ -419,7 +419,7 @@ TEST(Toml, RandomResolvedJobsComeBackTheSame) {
     if (!resolved.ok()) continue;
     ++resolved_jobs;
     const std::string toml = to_toml(*resolved);
-    const auto back = parse_job(toml, kSource);
+    const auto back = parse_job(toml, kOrigin);
     ASSERT_OK(back) << "\n" << toml;
     ASSERT_EQ(back->SerializeAsString(), resolved->SerializeAsString()) << toml;
     ASSERT_OK_AND(const auto again, resolve(*back, {257}));

@@ -364,7 +364,7 @@ class RawPeer {
     return got.find(bytes) != std::string::npos;
   }
   // What was sent before is in the server's queue. libzmq answers a PING before
-  // it hands over the messages that it has read with it, so it takes two.
+  // it delivers the messages that it has read with it, so it takes two.
   bool is_read() {
     for (int i = 0; i < 2; ++i) {
       send_bytes(kPing);

@@ -91,9 +91,9 @@ std::string phase_text(const pb::RankStatus& s) {
 // "step 12, microbatch 3, backward, all_reduce of 8.0 MiB on data (ranks 0
 // 2)". `under_way` has the innermost operation first; if it is empty, the text
 // has the phase of the snapshot.
-std::string doing_text(const std::vector<FlightOp>& under_way,
-                       const FlightGroup& group,
-                       const pb::RankStatus& snapshot) {
+std::string position_text(const std::vector<FlightOp>& under_way,
+                          const FlightGroup& group,
+                          const pb::RankStatus& snapshot) {
   std::vector<std::string> parts;
   const int64_t step =
       under_way.empty() ? snapshot.step() : under_way.front().step;
@@ -122,7 +122,7 @@ void fill_doing(const board::Board& board, int64_t now_ns,
   FlightGroup group;
   if (!at.empty()) group = board.flight().group(at.front().group);
   status->set_operations(board.flight().begun());
-  status->set_doing(doing_text(at, group, *status));
+  status->set_doing(position_text(at, group, *status));
   status->set_waits(at.empty() ? waits_in(status->phase())
                                : board::waits_for_others(at.front().kind));
   if (!at.empty()) fill_at(at.front(), group, now_ns, status->mutable_at());

@@ -1,4 +1,4 @@
-#include "coordinator/rundir/local_cluster.h"
+#include "coordinator/rundir/local_core.h"
 
 #include "parallel/jobfile/jobfile.h"
 #include "parallel/jobfile/local_cluster.h"

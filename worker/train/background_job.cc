@@ -1,4 +1,4 @@
-#include "worker/train/background.h"
+#include "worker/train/background_job.h"
 
 #ifdef __linux__
 #include <sys/resource.h>
