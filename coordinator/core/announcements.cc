@@ -232,4 +232,11 @@ pb::EventRecord pin_released_event(const geometry::Layout& layout) {
                                       layout.to_string())});
 }
 
+std::string unsaved_text(int64_t step) {
+  return fmt::format(
+      "step {} is in no checkpoint; before the job stops, its holders may "
+      "return",
+      step);
+}
+
 }  // namespace remesh::core

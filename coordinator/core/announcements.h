@@ -64,5 +64,7 @@ pb::EventRecord skipped_event(const pb::StepMetrics& step);
 pb::EventRecord journal_behind_event(
     int64_t generation, std::optional<std::string> worker = std::nullopt);
 pb::EventRecord pin_released_event(const geometry::Layout& layout);
+// What a stop waits for.
+std::string unsaved_text(int64_t step);
 
 }  // namespace remesh::core

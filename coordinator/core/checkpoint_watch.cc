@@ -13,6 +13,14 @@ void note_saved(int64_t step, pb::Durable* durable) {
     forgive_checkpoint(step, durable->mutable_refusals());
 }
 
+std::vector<std::string> CheckpointWatch::new_damages(
+    const CheckpointsScanned& scan) {
+  std::vector<std::string> out;
+  for (const std::string& damage : scan.invalid)
+    if (damages_.insert(damage).second) out.push_back(damage);
+  return out;
+}
+
 void CheckpointWatch::go_back(int64_t step, const CheckpointsScanned& scan,
                               pb::Durable* durable) {
   const pb::Refusals& refused = durable->refusals();

@@ -15,10 +15,6 @@ namespace {
 
 constexpr int64_t kShutdownGraceMs = 3000;  // for workers to receive SHUTDOWN
 constexpr int64_t kOwnAbsenceMs = 300;      // several missed ticks
-// After a stop was declined or put off, until the next optional one.
-constexpr int64_t kDeclinedStopMs = 30'000;
-// In which the workers hear that it is withdrawn.
-constexpr int64_t kWithdrawnMs = 1000;
 constexpr char kDiscarded[] = "stopped without saving";
 
 bool is_question(const Input& input) {
@@ -48,12 +44,10 @@ std::vector<Action> Coordinator::start(int64_t now_ms) {
   now_ms_ = phase_since_ms_ = planned_ms_ = now_ms;
   times_ = StepTimes(now_ms);
   roster_ = Roster(now_ms);
-  ledger_ = StepLedger(options_.last_finished_step, options_.recent_metrics,
-                       options_.first_steps);
   durable_ = restore(options_, keeps_state_);
+  ledger_ = StepLedger(options_.last_finished_step, options_.recent_metrics,
+                       options_.first_steps, durable_);
   if (durable_.saved_step() > 0) checkpoints_.know(durable_.saved_step());
-  for (const pb::Durable::Abandoned& a : durable_.abandoned())
-    ledger_.abandon({a.generation(), a.step(), a.after()});
   owners_ = NameOwners(durable_);
   if (!policy_.check_scale(view(), durable_.mesh_request().scale()).ok())
     durable_.mutable_mesh_request()->clear_scale();
@@ -127,7 +121,7 @@ void Coordinator::advance_to(int64_t now_ms) {
 void Coordinator::handle(const Tick& e) {
   phase_since_ms_ += e.unwritten_ms;
   planned_ms_ += e.unwritten_ms;
-  no_stop_before_ms_ += e.unwritten_ms;
+  pause_.on_unwritten(e.unwritten_ms);
   if (e.stalled_ms > 0) roster_.on_own_absence(e.stalled_ms);
   roster_.on_unwritten(std::max<int64_t>(0, e.unwritten_ms - e.stalled_ms));
   backlog_full_ = e.backlog_full;
@@ -188,10 +182,6 @@ void Coordinator::take_fence(const pb::FenceIn& f) {
     act(SendFence{worker, delivery.result});
 }
 
-void Coordinator::handle(const PeerLost& e) {
-  roster_.on_disconnect(e.worker, now_ms_, e.revoked);
-}
-
 void Coordinator::handle(const CommandReceived& e) {
   Cordoning cordons = cordoning();
   auto done = carry_out(e.command, {.view = view(),
@@ -206,8 +196,8 @@ void Coordinator::handle(const CommandReceived& e) {
 }
 
 void Coordinator::handle(const CheckpointsScanned& e) {
-  if (!gathering_.end_scan()) return;
-  if (durable_.phase() == pb::Durable::WAITING) plan(e);
+  if (gathering_.end_scan() && durable_.phase() == pb::Durable::WAITING)
+    plan(e);
 }
 
 // --------------------------------------------------------------- reconcile
@@ -229,24 +219,16 @@ void Coordinator::reconcile() {
   retention_.observe(view());
   if (!terminal(durable_.phase()))
     cordon([](Cordoning& c) { return c.end_in_time(); });
-  switch (durable_.phase()) {
-    case pb::Durable::WAITING:
-      reconcile_waiting();
-      break;
-    case pb::Durable::PREPARING:
-      reconcile_preparing();
-      break;
-    case pb::Durable::RUNNING:
-    case pb::Durable::FINISHING:
-      reconcile_live();
-      break;
-    case pb::Durable::ABORTING:
-      if (roster_.all_quiesced(durable_) && detector_.source_fate_known(view()))
-        end_generation();
-      break;
-    default:
-      break;
-  }
+  const pb::Durable::Phase phase = durable_.phase();
+  if (phase == pb::Durable::WAITING)
+    reconcile_waiting();
+  else if (phase == pb::Durable::PREPARING)
+    reconcile_preparing();
+  else if (phase == pb::Durable::RUNNING || phase == pb::Durable::FINISHING)
+    reconcile_live();
+  else if (phase == pb::Durable::ABORTING && roster_.all_quiesced(durable_) &&
+           detector_.source_fate_known(view()))
+    end_generation();
   for (SendDirective& d : directives_.due({.view = view(),
                           .options = options_,
                           .policy = policy_,
@@ -266,9 +248,7 @@ void Coordinator::reconcile_waiting() {
       return terminate(pb::Durable::STOPPED, "stopped by request");
     constexpr auto kReason = pb::JobStatus::FINISHED_STEPS;
     if (gathering_.waiting_for().reason != kReason)
-      wait_for(kReason, fmt::format("step {} is in no checkpoint; before the "
-                                    "job stops, its holders may return",
-                                    ledger_.last_finished()));
+      wait_for(kReason, unsaved_text(ledger_.last_finished()));
     return;
   }
   const Gathering::Next next =
@@ -285,7 +265,7 @@ void Coordinator::reconcile_preparing() {
   if (const auto failure = detector_.find_unprepared(
           view(), adopted(), adopted() && just_started()))
     return abort(*failure);
-  const auto change = policy_.wanted_change(view(), no_change_before_ms_);
+  const auto change = policy_.wanted_change(view(), pause_.until_ms());
   if (change && (durable_.stop_requested()
                      ? !retention_.must_save_before_stop(view(), policy_)
                      : change->must && !durable_.rescue()))
@@ -304,14 +284,13 @@ void Coordinator::reconcile_live() {
     if (const auto ended = detector_.find_ended_before(view()))
       return abort(*ended);
   record_change(release_unfit_pin(view(), policy_, &durable_));
-  const auto change = policy_.wanted_change(view(), no_change_before_ms_);
+  const auto change = policy_.wanted_change(view(), pause_.until_ms());
   if (durable_.phase() == pb::Durable::RUNNING) {
     // RUN must have reached every worker before FINISH replaces it.
-    if (change && roster_.all_started(durable_) &&
-        (change->must || stop_is_forgotten()) && !put_off_for_room(*change))
+    if (change && roster_.all_started(durable_) && !put_off(*change))
       finish(*change);
-    if (!change && now_ms_ >= no_change_before_ms_) {
-      put_off_.clear();
+    if (!change && now_ms_ >= pause_.until_ms()) {
+      pause_.end();
       if (policy_.note_fulfilled(view(), &durable_)) persist();
     }
     return;
@@ -328,10 +307,7 @@ void Coordinator::reconcile_live() {
   // Ranks that could not save continue, unless they must stop.
   if (!checkpoints_.stop_declined(view()) || durable_.finish().must_stop())
     return;
-  no_change_before_ms_ = now_ms_ + kDeclinedStopMs;
-  // The step in progress may still count the request.
-  no_stop_before_ms_ = now_ms_ + kWithdrawnMs;
-  no_stop_before_step_ = roster_.committed_step(durable_) + 2;
+  pause_.decline(roster_.committed_step(durable_), now_ms_);
   if (durable_.stop_requested())
     decline_stop(checkpoints_.last_error());
   else
@@ -342,24 +318,21 @@ void Coordinator::reconcile_live() {
   set_phase(pb::Durable::RUNNING);
 }
 
-// Training continues rather than stop for a mesh whose states do not fit. Hosts
-// that are short, and that the running mesh does without, are cordoned.
-bool Coordinator::put_off_for_room(const MeshPolicy::MeshChange& change) {
-  if (change.must || durable_.stop_requested()) return false;
+// Training continues while ranks may not have forgotten the last stop, and
+// rather than stop for a mesh whose states do not fit. Hosts that are short,
+// and that the running mesh does without, are cordoned.
+bool Coordinator::put_off(const MeshPolicy::MeshChange& change) {
+  if (change.must) return false;
+  if (!pause_.allows_stop(roster_.committed_step(durable_), now_ms_))
+    return true;
+  if (durable_.stop_requested()) return false;
   const Plan next = plan_of_change(plan_inputs());
   if (next.short_of.empty()) return false;
   if (cordon([&](Cordoning& c) { return c.for_room(next); })) return true;
-  no_change_before_ms_ = now_ms_ + kDeclinedStopMs;
-  if (!same_hosts(std::exchange(put_off_, next.short_of), next.short_of))
+  if (pause_.put_off(next.short_of, now_ms_))
     emit(events::kChangePutOff,
          {.cause = to_text(next.short_of), .detail = change.why});
   return true;
-}
-
-// The job continues. Whoever asked can make room and ask again.
-void Coordinator::decline_stop(const std::string& why) {
-  durable_.set_stop_requested(false);
-  emit(events::kStopDeclined, {.cause = why});
 }
 
 void Coordinator::reconcile_ended() {
@@ -383,7 +356,7 @@ pb::JobStatus Coordinator::status() const {
                            .ledger = ledger_,
                            .keeps_state = keeps_state_,
                            .waiting_for = gathering_.waiting_for(),
-                           .put_off = to_text(put_off_),
+                           .put_off = to_text(pause_.short_of()),
                            .dropped = admission_.dropped()});
 }
 

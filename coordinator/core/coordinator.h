@@ -18,6 +18,7 @@
 //   cordoning.h         which hosts get no ranks for a while (cordons.h), and
 //                       which of many links is bad (link_search.h)
 //   mesh_policy.h       which mesh the job should have
+//   stop_pause.h        when ranks that could not stop are asked again
 //   room.h              whether the states fit into shared memory
 //   gathering.h         when to look for a state to continue from
 //   recovery.h          which state a generation starts from (state_choice.h)
@@ -51,7 +52,6 @@
 #include <cstdint>
 #include <functional>
 #include <optional>
-#include <set>
 #include <string>
 #include <utility>
 #include <vector>
@@ -78,6 +78,7 @@
 #include "coordinator/core/state_retention.h"
 #include "coordinator/core/step_ledger.h"
 #include "coordinator/core/step_times.h"
+#include "coordinator/core/stop_pause.h"
 #include "parallel/planner/shape.h"
 #include "proto/rundir/events.h"
 
@@ -107,7 +108,9 @@ class Coordinator {
   void hear(const Input& input, int64_t now_ms);
   void handle(const Tick& e);
   void handle(const MessageReceived& e);
-  void handle(const PeerLost& e);
+  void handle(const PeerLost& e) {
+    roster_.on_disconnect(e.worker, now_ms_, e.revoked);
+  }
   void handle(const CommandReceived& e);
   void handle(const CheckpointsScanned& e);
   void take_report(const pb::Report& r, const std::string& key);
@@ -121,8 +124,12 @@ class Coordinator {
   void reconcile_preparing();
   void reconcile_live();  // RUNNING and FINISHING
   void reconcile_ended();
-  bool put_off_for_room(const MeshPolicy::MeshChange& change);
-  void decline_stop(const std::string& why);
+  bool put_off(const MeshPolicy::MeshChange& change);
+  // The job continues. Whoever asked can make room and ask again.
+  void decline_stop(const std::string& why) {
+    durable_.set_stop_requested(false);
+    emit(events::kStopDeclined, {.cause = why});
+  }
 
   // Starting a generation (generation.cc).
   void plan(const CheckpointsScanned& scan);
@@ -175,11 +182,6 @@ class Coordinator {
   int64_t total_steps() const { return options_.job.train().steps(); }
   bool job_finished() const { return ledger_.last_finished() >= total_steps(); }
   bool adopted() const { return durable_.generation() == adopted_generation_; }
-  // Ranks forget a stop that they declined once they make a step without one.
-  bool stop_is_forgotten() const {
-    return now_ms_ >= no_stop_before_ms_ &&
-           roster_.committed_step(durable_) >= no_stop_before_step_;
-  }
   // Workers have had no time yet to find this life of the coordinator.
   bool just_started() const {
     return now_ms_ - roster_.started_ms() < kReconnectSlackMs;
@@ -214,6 +216,7 @@ class Coordinator {
   FailureDetector detector_;
   MeshPolicy policy_;
   Recovery recovery_;
+  StopPause pause_;
   StateRetention retention_;
   FenceRelay fences_;
   Directives directives_;
@@ -223,11 +226,6 @@ class Coordinator {
   int64_t synced_step_ = 0;          // whose metrics are durable
   bool backlog_full_ = false;        // no further metrics are recorded
   int64_t phase_since_ms_ = 0;       // later by the time that does not count
-  Shortages put_off_;                // for which a change of mesh was put off
-  std::set<std::string> reported_damaged_;  // checkpoints, with what is wrong
-  int64_t no_change_before_ms_ = 0;  // optional stops are off: saving fails
-  int64_t no_stop_before_ms_ = 0;    // nor is any other that may be declined
-  int64_t no_stop_before_step_ = -1;
   bool unsettled_ = false;  // inputs were taken since the last reconcile()
   bool exited_ = false;
   bool refused_job_ = false;

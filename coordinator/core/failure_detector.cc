@@ -105,6 +105,12 @@ std::vector<RankView> rank_views(const ClusterView& view) {
   return out;
 }
 
+bool killed_by_worker(const ClusterView& view) {
+  return std::ranges::any_of(rank_views(view), [](const RankView& r) {
+    return r.status->killed_by_worker();
+  });
+}
+
 void FailureDetector::note_step(double seconds) {
   has_stepped_ = true;
   step_times_.push_back(seconds);

@@ -9,6 +9,7 @@
 #include <cstdint>
 #include <deque>
 #include <optional>
+#include <utility>
 #include <vector>
 
 #include "coordinator/core/cause.h"
@@ -19,6 +20,8 @@ namespace remesh::core {
 
 // The generation's ranks as their workers last reported them.
 std::vector<RankView> rank_views(const ClusterView& view);
+// Whether a worker killed one of them.
+bool killed_by_worker(const ClusterView& view);
 
 class FailureDetector {
  public:
@@ -26,7 +29,8 @@ class FailureDetector {
 
   void end_generation() { has_stepped_ = false; }
   // The generation committed a step, possibly one that is computed again.
-  void note_progress() { has_stepped_ = true; }
+  // Whether it is the first.
+  bool note_progress() { return !std::exchange(has_stepped_, true); }
   void note_step(double seconds);
   bool has_stepped() const { return has_stepped_; }
 

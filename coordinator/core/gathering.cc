@@ -17,6 +17,14 @@ bool Gathering::keeps_joining(int64_t now_ms) const {
          now_ms - joining_since_ms_ >= kMostWindows * join_window_ms_;
 }
 
+bool Gathering::wait_for_room(const Shortages& short_of, int64_t now_ms) {
+  constexpr int64_t kLookAgainMs = 1000;
+  back_off(now_ms + kLookAgainMs);
+  const bool known = same_hosts(waiting_for().short_of, short_of);
+  wait_for({pb::JobStatus::SHARED_MEMORY, to_text(short_of), short_of, {}});
+  return !known;
+}
+
 void Gathering::end_generation(const FailureVerdict& v, int64_t now_ms) {
   waits_for_joins_ = finish_checked_ = false;
   if (v.no_room) replicas_fit_ = false;

@@ -56,8 +56,11 @@ class Gathering {
   // What the job waits for until a generation begins, but for a mesh.
   void wait_for(Wait what) {
     waiting_for_ = std::move(what);
+    lacks_mesh_ = false;
     no_mesh_ = {};
   }
+  // Looks again in a second. False if the same hosts were short before.
+  bool wait_for_room(const Shortages& short_of, int64_t now_ms);
   const Wait& waiting_for() const {
     return lacks_mesh_ ? no_mesh_ : waiting_for_;
   }
@@ -67,7 +70,6 @@ class Gathering {
 
   void begin_generation() {
     wait_for({});
-    lacks_mesh_ = false;
     replicas_fit_ = true;
   }
   // verdict: on its failure, if it failed. Those who were there continue at

@@ -15,9 +15,8 @@ namespace remesh::core {
 
 void Coordinator::plan(const CheckpointsScanned& scan) {
   ledger_.prove(scan.valid);
-  for (const std::string& damaged : scan.invalid)
-    if (reported_damaged_.insert(damaged).second)
-      emit(events::kCheckpointDamaged, {.cause = damaged});
+  for (const std::string& damaged : checkpoints_.new_damages(scan))
+    emit(events::kCheckpointDamaged, {.cause = damaged});
   const ClusterView now = view();
   const Recovery::Inputs in{.view = now,
                             .ledger = ledger_,
@@ -65,18 +64,13 @@ void Coordinator::plan(const CheckpointsScanned& scan) {
 
 void Coordinator::wait_for_room(const Plan& plan) {
   if (cordon([&](Cordoning& c) { return c.for_room(plan); })) return;
-  constexpr int64_t kLookAgainMs = 1000;
-  gathering_.back_off(now_ms_ + kLookAgainMs);
   const std::string text = to_text(plan.short_of);
   if (durable_.stop_requested()) {
     decline_stop(text);
     persist();
   }
-  // Not again where only the bytes have changed.
-  const bool announced =
-      same_hosts(gathering_.waiting_for().short_of, plan.short_of);
-  gathering_.wait_for({pb::JobStatus::SHARED_MEMORY, text, plan.short_of, {}});
-  if (!announced) emit(events::kWaitingForRoom, {.detail = text});
+  if (gathering_.wait_for_room(plan.short_of, now_ms_))
+    emit(events::kWaitingForRoom, {.detail = text});
 }
 
 void Coordinator::begin_generation(
@@ -92,7 +86,7 @@ void Coordinator::begin_generation(
     add_past_steps(ledger_.before(a.source().step(), checkpoints), &a);
   const auto unpinned = adopt_plan(std::move(plan), options_.job, &durable_);
   planned_ms_ = now_ms_;
-  no_stop_before_step_ = -1;
+  pause_.begin_generation();
   times_.begin(decision.placement.layout, hosts_of(decision.placement, roster_),
                lost);
   gathering_.begin_generation();
@@ -134,8 +128,7 @@ void Coordinator::finish_steps(int64_t committed) {
   // Steps that are computed again, or that an earlier life recorded, also show
   // that the generation makes progress.
   if (committed > durable_.assignment().source().step()) {
-    const bool first = !detector_.has_stepped();
-    detector_.note_progress();
+    const bool first = detector_.note_progress();
     cordon([&](Cordoning& c) { return c.after_step(first); });
   }
   if (durable_.assignment().measure_link())
@@ -183,8 +176,7 @@ Cordoning Coordinator::cordoning() {
 bool Coordinator::cordon(const std::function<bool(Cordoning&)>& decide) {
   Cordoning cordons = cordoning();
   const bool done = decide(cordons);
-  if (!cordons.changes().any) return done;
-  persist();
+  if (cordons.changes().any) persist();
   for (pb::EventRecord& e : events_of(cordons.changes(), unix_now()))
     emit(std::move(e));
   return done;
@@ -212,11 +204,8 @@ void Coordinator::abort(const pb::Cause& failure) {
 
 void Coordinator::end_generation() {
   const bool aborted = durable_.phase() == pb::Durable::ABORTING;
-  const int64_t committed = roster_.committed_step(durable_);
-  const std::vector<RankView> ranks = rank_views(view());
-  const bool killed = std::any_of(
-      ranks.begin(), ranks.end(),
-      [](const RankView& r) { return r.status->killed_by_worker(); });
+  const bool last_step = roster_.committed_step(durable_) >= total_steps();
+  const bool killed = killed_by_worker(view());
   Cordoning cordons = cordoning();
   FailureVerdict verdict;
   if (!aborted) {
@@ -246,7 +235,7 @@ void Coordinator::end_generation() {
   // Ranks that finish the last step in order have saved it, unless their
   // workers killed them before. It may have been finished before by a
   // generation that failed to save it.
-  if (!aborted && !killed && job_finished() && committed >= total_steps())
+  if (!aborted && !killed && last_step && job_finished())
     return end_finished_job("");
   set_phase(pb::Durable::WAITING);
   for (const pb::Cordon& c : cordons.changes().begun)

@@ -10,8 +10,11 @@ namespace remesh::core {
 
 StepLedger::StepLedger(int64_t last_finished,
                        const std::vector<pb::StepMetrics>& recent,
-                       std::vector<FirstStep> first_steps)
+                       std::vector<FirstStep> first_steps,
+                       const pb::Durable& durable)
     : last_finished_(last_finished), first_steps_(std::move(first_steps)) {
+  for (const pb::Durable::Abandoned& a : durable.abandoned())
+    first_steps_.push_back({a.generation(), a.step(), a.after()});
   for (const pb::StepMetrics& m : recent) remember(m);
 }
 
@@ -45,7 +48,8 @@ bool StepLedger::abandon_between(int64_t generation, int64_t step, int64_t next,
                                  pb::Durable* durable) {
   const int64_t first = last_finished_ + 1;
   if (first > step || generation <= 0 || generation + 1 >= next) return false;
-  abandon({.generation = next, .step = first, .after = generation});
+  first_steps_.push_back(
+      {.generation = next, .step = first, .after = generation});
   pb::Durable::Abandoned* a = durable->add_abandoned();
   a->set_generation(next);
   a->set_step(first);

@@ -35,9 +35,11 @@ class StepLedger {
   static constexpr int64_t kRecentUpdates = 128;
 
   StepLedger() = default;
-  // recent: the newest of the metrics log, in order.
+  // recent: the newest of the metrics log, in order. durable: the branches that
+  // were abandoned.
   StepLedger(int64_t last_finished, const std::vector<pb::StepMetrics>& recent,
-             std::vector<FirstStep> first_steps);
+             std::vector<FirstStep> first_steps,
+             const pb::Durable& durable = {});
 
   void report(const pb::StepMetrics& metrics);
   // Replaces what earlier scans proved.
@@ -46,9 +48,6 @@ class StepLedger {
   Entries advance(int64_t generation, int64_t committed);
   // Finishes all steps up to the one of a restored state of the generation.
   Entries restore(int64_t generation, int64_t step);
-  // The steps from f.step on that generations between f.after and f.generation
-  // made are on an abandoned branch.
-  void abandon(const FirstStep& f) { first_steps_.push_back(f); }
   // The steps up to a state of `generation` are to be finished, from which
   // generation `next` continues. Generations between the two began before that:
   // their versions of these steps are their own. Abandons them, also in the

@@ -71,6 +71,9 @@ TEST_F(GatheringTest, WaitsForAMeshOnlyWhileThereIsNone) {
   roster.expire(durable, /*dead_after_ms=*/60'000, 200);
   EXPECT_TRUE(next(200).no_mesh);
   EXPECT_EQ(gathering_.waiting_for().reason, pb::JobStatus::WORKERS);
+  Gathering stops = gathering_;  // it asks for no mesh meanwhile
+  stops.wait_for({.reason = pb::JobStatus::FINISHED_STEPS});
+  EXPECT_EQ(stops.waiting_for().reason, pb::JobStatus::FINISHED_STEPS);
   hear_all({"a"}, 300);
   (void)next(300);
   EXPECT_EQ(gathering_.waiting_for().reason, pb::JobStatus::FINISHED_STEPS);

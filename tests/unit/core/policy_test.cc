@@ -249,13 +249,13 @@ TEST(MeshPolicy, CordonedHostsGetNoRanks) {
   Fixture f;
   f.durable = running({"a"});
   f.hear_all({"a", "b"});
-  cordon({.host = "host-b"}, {.what = "no room there"}, 0,
+  cordon({.host = "host-b"}, cause_of("no room there"), 0,
          f.durable.mutable_host_faults());
   const auto placed = f.policy.place(f.view());
   ASSERT_EQ(world(placed), 1);
   EXPECT_EQ(placed->ranks[0].worker(), "a");
   EXPECT_FALSE(f.policy.wanted_change(f.view(1000), 0));
-  cordon({.host = "host-a"}, {.what = "too"}, 0,
+  cordon({.host = "host-a"}, cause_of("too"), 0,
          f.durable.mutable_host_faults());
   EXPECT_SAYS(f.policy.place(f.view()), "host-b (cordoned: no room there)");
 }
@@ -264,11 +264,11 @@ TEST(MeshPolicy, ARescueMayUseACordonedHostAFewTimes) {
   Fixture f;
   f.hear_all({"a"});
   suspect({.host = "host-a"}, {}, 0, 0, f.durable.mutable_host_faults());
-  cordon({.host = "host-a"}, {.what = "x"}, 0, f.durable.mutable_host_faults());
+  cordon({.host = "host-a"}, cause_of("x"), 0, f.durable.mutable_host_faults());
   EXPECT_TRUE(f.policy.place_on(f.view(), "", {"host-a"}, 0));
   for (int i = 1; i < small_job().elastic().max_same_failures(); ++i)
     suspect({.host = "host-a"}, {}, 0, 0, f.durable.mutable_host_faults());
-  cordon({.host = "host-a"}, {.what = "x"}, 0, f.durable.mutable_host_faults());
+  cordon({.host = "host-a"}, cause_of("x"), 0, f.durable.mutable_host_faults());
   EXPECT_FALSE(f.policy.place_on(f.view(), "", {"host-a"}, 0)) << "later";
   int64_t waited_ms = 0;
   while (const auto wait_ms = f.policy.rescue_in_ms(f.view(), "host-a")) {
@@ -277,7 +277,7 @@ TEST(MeshPolicy, ARescueMayUseACordonedHostAFewTimes) {
     EXPECT_TRUE(f.policy.place_on(f.view(*wait_ms), "", {"host-a"}, 0));
     waited_ms += *wait_ms;
     suspect({.host = "host-a"}, {}, 0, 0, f.durable.mutable_host_faults());
-    cordon({.host = "host-a"}, {.what = "x"}, 0,
+    cordon({.host = "host-a"}, cause_of("x"), 0,
            f.durable.mutable_host_faults());
   }
   EXPECT_GE(waited_ms, kRescueMs);

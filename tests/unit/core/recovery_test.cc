@@ -256,7 +256,7 @@ TEST_F(MemoryRecovery, HostsWhereRanksFailAreTriedAgainBeforeAnOlderState) {
   const auto fail = [&] {
     for (const char* host : {"host-a", "host-b"}) {
       suspect({.host = host}, {}, 0, 0, faults);
-      cordon({.host = host}, {.what = "no data"}, 0, faults);
+      cordon({.host = host}, cause_of("no data"), 0, faults);
     }
     recovery_.begin_generation();
   };

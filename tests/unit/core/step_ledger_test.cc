@@ -161,9 +161,10 @@ TEST(StepLedger, AnAbandonedBranchProvesNothing) {
 TEST(StepLedger, ABranchBetweenARestoredStepAndItsGenerationIsAbandoned) {
   // Generations 2 and 3 continued from step 2 of generation 1 and recorded
   // nothing. Then step 3 of generation 1 was restored for generation 4.
+  pb::Durable durable;
   StepLedger ledger(2, {}, {{1, 1}});
   ledger.report(step(1, 3));
-  ledger.abandon({.generation = 4, .step = 3, .after = 1});
+  EXPECT_TRUE(ledger.abandon_between(1, 3, 4, &durable));
   EXPECT_EQ(numbers(ledger.restore(1, 3)), (Numbers{3}));
   const auto by = [&](int64_t g, int64_t s) {
     return abandoned_by(ledger.first_steps(), g, s);

@@ -232,7 +232,7 @@ class Agent {
   void exit_with(int code, const std::string& message, States states);
   template <typename A>
   void act(A action) {
-    actions_.push_back(std::move(action));
+    actions_.emplace_back(std::move(action));
   }
 
   pb::Report about_;
