@@ -168,7 +168,11 @@ Status fit_clusters(const Options& o) {
   Loaded in;
   RETURN_IF_ERROR(load(o, &in));
   const double before = mape(score(in.clusters, in.samples));
-  in.clusters = fit(in.clusters, in.samples);
+  // What nobody measured stays as it is.
+  const std::vector<ClusterFile> fitted = fit(in.clusters, in.samples);
+  for (size_t i = 0; i < fitted.size(); ++i)
+    if (is_measured(fitted[i], in.clusters, in.samples))
+      in.clusters[i] = fitted[i];
   set_errors(in.samples, &in.clusters);
   for (const ClusterFile& c : in.clusters) {
     const std::string text = jobfile::description_text(c.cluster);

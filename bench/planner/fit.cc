@@ -187,6 +187,14 @@ bool same_chip(const pb::Cluster& a, const pb::Cluster& b) {
          a.device().cores() == b.device().cores();
 }
 
+bool is_measured(const ClusterFile& cluster,
+                 const std::vector<ClusterFile>& clusters,
+                 const std::vector<Sample>& samples) {
+  return std::any_of(samples.begin(), samples.end(), [&](const Sample& s) {
+    return same_chip(clusters[s.cluster].cluster, cluster.cluster);
+  });
+}
+
 std::vector<ClusterFile> fit(const std::vector<ClusterFile>& clusters,
                              const std::vector<Sample>& samples) {
   // First the constants of a chip, in all clusters that have it, then those of

@@ -19,6 +19,11 @@ struct Sample {
 // Whether the devices compute with the same chip: A100 of 40 and 80 GB.
 bool same_chip(const pb::Cluster& a, const pb::Cluster& b);
 
+// Whether a sample ran on the chip of the cluster.
+bool is_measured(const ClusterFile& cluster,
+                 const std::vector<ClusterFile>& clusters,
+                 const std::vector<Sample>& samples);
+
 // The clusters with [efficiency] fitted: the least sum over the samples of
 // |log(predicted / measured)|, and over the constants of their squared distance
 // from what is expected of any device (kPriors in fit.cc), or of other clusters

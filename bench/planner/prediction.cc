@@ -1,16 +1,17 @@
 #include "bench/planner/prediction.h"
 
 #include <fmt/format.h>
+#include <fmt/ranges.h>
 #include <strings.h>
 
 #include <algorithm>
 #include <cmath>
 #include <filesystem>
 #include <limits>
+#include <set>
 
 #include "parallel/jobfile/jobfile.h"
 #include "parallel/planner/memory.h"
-#include "proto/base/text.h"
 
 namespace remesh::bench {
 namespace {
@@ -78,10 +79,10 @@ Result<size_t> cluster_of(const std::vector<ClusterFile>& clusters,
                           const Row& row) {
   size_t best = clusters.size();
   double distance = 0;
-  std::vector<std::string> known;
+  std::set<std::string> known;
   for (size_t i = 0; i < clusters.size(); ++i) {
     const pb::Device& d = clusters[i].cluster.device();
-    known.push_back(d.name());
+    known.insert(d.name());
     if (d.name() != row.device) continue;
     const bool plain =
         strcasecmp(clusters[i].name.c_str(), row.device.c_str()) == 0;
@@ -96,9 +97,10 @@ Result<size_t> cluster_of(const std::vector<ClusterFile>& clusters,
   }
   if (best == clusters.size())
     return not_found(
-        fmt::format("line {}: no cluster has the device '{}'; "
-                    "there are {}",
-                    row.line, row.device, join(known)));
+        fmt::format("line {}: no cluster has the device '{}'; there are {}; a "
+                    "description of another belongs to them, in the folder of "
+                    "--clusters",
+                    row.line, row.device, fmt::join(known, ", ")));
   return best;
 }
 

@@ -115,8 +115,9 @@ void set_errors(const std::vector<Sample>& samples,
                 std::vector<ClusterFile>* clusters) {
   constexpr double kUsual = 0.9, kMost = 0.99;
   constexpr size_t kFew = 20;
-  const std::vector<Scored> scored = score(*clusters, samples);
-  const auto usual = [&](const auto& counts) {
+  const std::vector<Scored> fitted = score(*clusters, samples);
+  const auto usual = [&](const std::vector<Scored>& scored,
+                         const auto& counts) {
     std::vector<std::pair<double, double>> errors;  // with their weights
     double all = 0;
     for (size_t i = 0; i < samples.size(); ++i)
@@ -132,10 +133,15 @@ void set_errors(const std::vector<Sample>& samples,
     }
     return std::pair{0.0, errors.size()};
   };
-  const double any = usual([](const Sample&) { return true; }).first;
+  const auto any = [](const Sample&) { return true; };
+  const double of_any = usual(fitted, any).first;
+  const double unfitted = usual(score(fit(*clusters, {}), samples), any).first;
   for (size_t c = 0; c < clusters->size(); ++c) {
-    auto [error, n] = usual([&](const Sample& s) { return s.cluster == c; });
-    if (n < kFew) error = std::max(error, any);
+    auto [error, n] =
+        usual(fitted, [&](const Sample& s) { return s.cluster == c; });
+    if (n < kFew) error = std::max(error, of_any);
+    if (!is_measured((*clusters)[c], *clusters, samples))
+      error = std::max(error, unfitted);
     (*clusters)[c].cluster.mutable_efficiency()->set_error(
         std::min(kMost, std::stod(fmt::format("{:.2g}", error))));
   }

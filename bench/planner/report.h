@@ -35,7 +35,8 @@ std::vector<Scored> score(const std::vector<ClusterFile>& clusters,
 
 // Sets efficiency.error of each cluster to the error that nine of ten of its
 // samples stay below; where it has few samples, to that of all samples if that
-// is more.
+// is more; where no sample has its chip, to that of all samples as if none had
+// been measured, with what is expected of any device.
 void set_errors(const std::vector<Sample>& samples,
                 std::vector<ClusterFile>* clusters);
 

@@ -95,6 +95,12 @@ class Fields {
   std::string text(const std::string& column) const {
     return values_[columns_.at(column)];
   }
+  std::string lower(const std::string& column) const {
+    std::string out = text(column);
+    for (char& c : out)
+      c = static_cast<char>(std::tolower(static_cast<unsigned char>(c)));
+    return out;
+  }
   // `missing` where the field is empty; an error if that is not allowed (< 0).
   double number(const std::string& column, double missing, double least,
                 double most) {
@@ -171,13 +177,15 @@ std::string architecture_of(const geometry::ModelConfig& c, double params_b) {
 }
 
 // What the columns do not say:
-//   fused attention  unless dtype is fp16 and the note does not say "flash":
-//                    runs before FlashAttention (2022)
+//   fused attention  unless the run may be older than FlashAttention (2022):
+//                    fp16 on a V100 or A100, where the note does not say
+//                    "flash"
 //   tuned attention  with zero_stage 1, and where the note says "cuDNN"
 //   fused kernels    of Megatron (zero_stage 0 and 1) unless the note says "no
 //                    compile", and where it says "compile"
 //   overlap of data  unless zero_stage is 0 (Megatron before the distributed
-//                    optimizer)
+//                    optimizer) or the run is as old by dtype and device;
+//                    gradients of 2 bytes then
 //   overlap of tensor-parallel communication
 //                    with zero_stage 1, and where the note says "async TP"
 //   sequence parallel  where the note says so, or tensor-parallel communication
@@ -187,20 +195,23 @@ planner::Execution execution_of(const std::string& note, const Row& row,
                                 const std::string& dtype) {
   planner::Execution x;
   const int zero = row.shape.zero_stage;
+  const bool old = dtype.starts_with("fp16") &&
+                   (row.device == "V100" || row.device == "A100");
   x.precision = dtype.starts_with("fp8")    ? Precision::kFp8
                 : dtype.starts_with("fp32") ? Precision::k32
                                             : Precision::k16;
-  x.fused_attention = dtype != "fp16" || note_says(note, "flash|FA2");
+  x.fused_attention = !old || note_says(note, "flash|FA2");
   x.tuned_attention = zero == 1 || note_says(note, "cuDNN");
   x.row_scaled = dtype == "fp8-rowwise";
   x.fused_kernels =
       zero <= 1 ? !note_denies(note, "compile") : note_says(note, "compile");
-  x.overlap_data = zero >= 1 && dtype != "fp16";
+  x.overlap_data = zero >= 1 && !old;
   x.overlap_tensor = (zero == 1 && !note_says(note, "vanilla")) ||
                      note_says(note, "async ?TP");
   x.overlap_pipeline = zero >= 1;
   x.sequence_parallel = zero >= 1 || note_says(note, "sequence-parallel=yes");
-  x.gradient_bytes = dtype == "fp16" ? 2 : 4;
+  x.gradient_bytes = old ? 2 : 4;
+  if (x.precision == Precision::k32) x.weight_bytes = x.message_bytes = 4;
   // Weights are read in fp32 and written in 16 bits (6), gradients converted
   // (6) and added (12). Megatron's products add to sums in fp32.
   if (note_says(note, "autocast")) x.accumulation_bytes = 24;
@@ -287,7 +298,7 @@ Result<Row> read_row(Fields f, int line) {
   if (f.problem().ok()) read_layout(&f, &row);
   const double params = f.number("params_b", 0, 0, 1e6);
   row.tokens_per_s = f.number("tokens_per_s_per_gpu", -1, 1e-9, 1e12);
-  const std::string recompute = f.text("recompute"), dtype = f.text("dtype");
+  const std::string recompute = f.lower("recompute"), dtype = f.lower("dtype");
   if (!recompute.empty()) {
     const auto parsed = geometry::parse_recompute(recompute);
     if (!parsed.ok()) f.fail("recompute", "none, selective, full or empty");

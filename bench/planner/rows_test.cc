@@ -73,6 +73,32 @@ TEST(Rows, NotesOfOneDeviceSayHowItComputes) {
   EXPECT_EQ(run("autocast").accumulation_bytes, 24);
 }
 
+// FlashAttention is older than the H100.
+TEST(Rows, OnlyOldDevicesAreAsOldAsFp16) {
+  const auto run = [](const std::string& device, const std::string& dtype) {
+    std::string text = std::string(kHeader) + kRow;
+    for (const auto& [from, to] :
+         {std::pair<std::string, std::string>{"A100-80GB", device},
+          {",64,8,2,4,1,0,", ",64,8,2,4,1,1,"},
+          {",fp16,", "," + dtype + ","}})
+      text.replace(text.find(from), from.size(), to);
+    return parse_rows(text, "x.csv").value().front().run;
+  };
+  for (const char* device : {"V100", "A100-80GB"}) {
+    EXPECT_FALSE(run(device, "fp16").fused_attention) << device;
+    EXPECT_FALSE(run(device, "fp16").overlap_data) << device;
+    EXPECT_EQ(run(device, "fp16").gradient_bytes, 2) << device;
+  }
+  const planner::Execution half = run("H100", "fp16"),
+                           bf16 = run("H100", "bf16");
+  EXPECT_TRUE(half.fused_attention);
+  EXPECT_TRUE(half.overlap_data);
+  EXPECT_EQ(half.gradient_bytes, bf16.gradient_bytes);
+  EXPECT_EQ(bf16.weight_bytes, 2);
+  EXPECT_EQ(run("H100", "fp32").weight_bytes, 4);
+  EXPECT_EQ(run("H100", "fp32").message_bytes, 4);
+}
+
 TEST(Rows, TheNumberOfDevicesFollowsFromTheLayout) {
   EXPECT_EQ(problem(",64,8,2,4,", ",,8,2,4,"), "");
   EXPECT_EQ(problem(",64,8,2,4,", ",64,8,2,,"), "");
@@ -93,10 +119,13 @@ TEST(Rows, AQuotedFieldMayHaveLineBreaks) {
   EXPECT_EQ(problem("source,", "\"source,"), "x.csv:1: a quote is not closed");
 }
 
-TEST(Rows, BlanksAroundAFieldAndCaseOfADeviceDoNotMatter) {
+TEST(Rows, BlanksAroundAFieldAndCaseDoNotMatter) {
   std::string text = std::string(kHeader) + kRow;
-  const std::string from = "A100-80GB (Selene),64,8";
-  text.replace(text.find(from), from.size(), " a100 80gb\t, 64 ,8 ");
+  for (const auto& [from, to] :
+       {std::pair<std::string, std::string>{"A100-80GB (Selene),64,8",
+                                            " a100 80gb\t, 64 ,8 "},
+        {",full,fp16,", ",Full,BF16,"}})
+    text.replace(text.find(from), from.size(), to);
   const auto rows = parse_rows(text, "x.csv");
   ASSERT_TRUE(rows.ok()) << rows.status().message();
   EXPECT_EQ(rows->front().device, "A100");
@@ -183,8 +212,9 @@ TEST(Rows, AnUnknownDeviceIsAnErrorThatListsThoseKnown) {
   ASSERT_TRUE(clusters.ok());
   Row row{.line = 7, .device = "TPU4"};
   EXPECT_EQ(cluster_of(*clusters, row).status().message(),
-            "line 7: no cluster has the device 'TPU4'; there are A100, A100, "
-            "MI250X, H100, H100, H200, V100");
+            "line 7: no cluster has the device 'TPU4'; there are A100, B200, "
+            "GB200, H100, H200, MI250X, MI300X, V100; a description of another "
+            "belongs to them, in the folder of --clusters");
 }
 
 TEST(Rows, TheDeviceOfAClusterIsTheOneWithTheNearestMemory) {
@@ -231,6 +261,41 @@ TEST(Report, ErrorsAreThoseOfNineOfTenSamples) {
   EXPECT_EQ(clusters[1].cluster.efficiency().error(), 0.08);
   EXPECT_GE(clusters[0].cluster.efficiency().error(), 0.08);
   EXPECT_GE(clusters[2].cluster.efficiency().error(), 0.08) << "no samples";
+}
+
+// What fits a slow A100 says nothing of another chip, which is predicted as the
+// A100 would be before anybody measured it.
+TEST(Report, AChipWithoutSamplesMayBeAsFarOffAsBeforeTheFit) {
+  auto clusters = read_clusters("deploy/clusters").value();
+  clusters[1].cluster.mutable_efficiency()->set_gemm(0.1);
+  auto rows = parse_rows(std::string(kHeader) + kRow, "x.csv").value();
+  const std::vector<Sample> samples = {{.row = &rows[0], .cluster = 1}};
+  rows[0].tokens_per_s = score(clusters, samples)[0].predicted;
+  ASSERT_GT(score(fit(clusters, {}), samples)[0].error(), 1);
+  set_errors(samples, &clusters);
+  EXPECT_EQ(clusters[0].cluster.efficiency().error(), 0) << "the same chip";
+  EXPECT_EQ(clusters[1].cluster.efficiency().error(), 0);
+  for (size_t i = 2; i < clusters.size(); ++i)
+    EXPECT_EQ(clusters[i].cluster.efficiency().error(), 0.99);
+}
+
+TEST(Report, ANewDeviceIsPredictedWithoutMeasurements) {
+  const auto clusters = read_clusters("deploy/clusters").value();
+  const std::string text = std::string(kHeader) + kRow;
+  double before = 0;
+  // Each is faster than the one before, and none than its peak.
+  for (const char* device : {"V100", "A100-80GB", "MI300X (192GB)", "B200"}) {
+    std::string row = text;
+    const std::string from = "A100-80GB (Selene)";
+    row.replace(row.find(from), from.size(), device);
+    const auto rows = parse_rows(row, "x.csv").value();
+    const auto samples = samples_of(clusters, rows).value();
+    const double speed = score(clusters, samples)[0].predicted;
+    EXPECT_GT(speed, before) << device;
+    const pb::Device& d = clusters[samples[0].cluster].cluster.device();
+    EXPECT_LT(6 * 18e9 * speed, d.peak_tflops() * 1e12) << device;
+    before = speed;
+  }
 }
 
 // The shipped constants on the shipped measurements.

@@ -144,6 +144,8 @@ std::vector<Plan> changes(const SearchRequest& q, const Plan& best) {
   const auto add = [&](planner::JobShape s, const Layout& l) {
     if (q.global_batch % s.B != 0) return;
     s.microbatches = q.global_batch / s.B;
+    // As in the search: Megatron-LM and PyTorch refuse them.
+    if (l.pp > 1 && s.chunks > 1 && s.microbatches % (l.dp * l.pp) != 0) return;
     if (auto p = planner::predict_plan(q, s, l); p.ok())
       out.push_back(*std::move(p));
   };
@@ -206,15 +208,16 @@ double usable(const SearchRequest& q) {
   return planner::kUsable * q.machine.memory_bytes;
 }
 
-// What would be saved without it.
+// What would be saved without it; nothing if that is little.
 std::string largest_loss(const SearchRequest& q, const Plan& p) {
   const Terms& t = p.cost.terms;
+  const Layout& l = p.layout;
   std::vector<std::pair<double, std::string>> losses = {
-      {t.tensor, p.layout.tp > q.machine.node_devices
+      {t.tensor, l.tp > q.machine.node_devices
                      ? "the network (tensor parallelism)"
                      : "the links inside nodes (tensor parallelism)"},
       {t.context, "the messages of context parallelism"},
-      {t.data, p.layout.world() > q.machine.node_devices
+      {t.data, l.tp * l.cp * l.dp > q.machine.node_devices
                    ? "the network (data parallelism)"
                    : "the links inside the node (data parallelism)"},
       {t.transfer, "the messages between stages"},
@@ -224,12 +227,14 @@ std::string largest_loss(const SearchRequest& q, const Plan& p) {
   if (p.shape.recompute != geometry::Recompute::kNone) {
     planner::JobShape s = p.shape;
     s.recompute = geometry::Recompute::kNone;
-    if (const auto without = planner::predict_plan(q, s, p.layout);
-        without.ok())
+    if (const auto without = planner::predict_plan(q, s, l); without.ok())
       losses.emplace_back(p.cost.total_s - without->cost.total_s,
                           "recomputation, for want of memory");
   }
   const auto worst = std::max_element(losses.begin(), losses.end());
+  constexpr double kLittle = 0.005;
+  if (worst->first < kLittle * p.cost.total_s)
+    return "none above 0.5 % of the step";
   return fmt::format("{}, {:.0f} % of the step", worst->second,
                      percent(worst->first, p.cost.total_s));
 }

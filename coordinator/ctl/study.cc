@@ -172,15 +172,20 @@ class Evaluation {
 
   Result<StudyClaim> claim_of(const json& c) {
     StudyClaim out{.text = text_at(c, "text"), .ours = "", .holds = true};
-    ASSIGN_OR_RETURN(const double ours, value_of(c));
-    const char* unit = c.contains("over") ? " %" : "";
     if (c.contains("beyond")) {
+      const std::string name = text_at(c, "metric");
+      ASSIGN_OR_RETURN(const double ours, larger(c, name));
       ASSIGN_OR_RETURN(const double other,
-                       larger(object_at(c, "beyond"), text_at(c, "metric")));
+                       larger(object_at(c, "beyond"), name));
       out.holds = std::fabs(ours) > std::fabs(other);
       out.ours = fmt::format("{:+.1f} % against {:+.1f} %", ours, other);
       return out;
     }
+    if (!c.contains("least") && !c.contains("most"))
+      return invalid_argument(
+          fmt::format("claim '{}': must have least, most or beyond", out.text));
+    ASSIGN_OR_RETURN(const double ours, value_of(c));
+    const char* unit = c.contains("over") ? " %" : "";
     out.ours = fmt::format("{:.4g}{}", ours, unit);
     if (c.contains("least")) {
       const double least = number_at(c, "least");

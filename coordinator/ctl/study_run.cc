@@ -162,6 +162,9 @@ Result<double> study_metric(const StudyRun& run, const std::string& name) {
       {"memory_gb", static_cast<double>(run.plan.memory.total()) / 1e9},
       {"exposed", 100 * c.terms.exposed() / c.total_s},
       {"bubble", 100 * c.terms.bubble / c.total_s}};
+  if (run.busy_w == 0 && (name == "watts" || name == "joules_per_token"))
+    return invalid_argument(name +
+                            ": the cluster's description has no device.busy_w");
   if (const auto it = metrics.find(name); it != metrics.end())
     return it->second;
   std::vector<std::string> known;

@@ -34,6 +34,7 @@ Machine machine_of(const pb::Cluster& c) {
       .switch_devices =
           switch_devices > 0 ? switch_devices : Machine{}.switch_devices,
       .oversubscription = c.network().oversubscription(),
+      .in_switch = c.node().in_switch(),
       .collective_base_s = c.node().base_us() * kMicro,
       .node_hop_s = c.node().hop_us() * kMicro,
       .network_hop_s = c.network().hop_us() * kMicro,

@@ -38,6 +38,9 @@ struct Machine {
   // Beyond so many devices, those under a switch, the network is slower.
   int64_t switch_devices = std::numeric_limits<int64_t>::max();
   double oversubscription = 1;
+  // All-reduces in the switches of a node reach this share of both bandwidths;
+  // 0: its switches add up nothing.
+  double in_switch = 0;
   double collective_base_s = 0;
   double node_hop_s = 0;
   double network_hop_s = 0;

@@ -240,6 +240,33 @@ TEST(ClusterPlan, TextSaysWhatLimitsTheBestAndWhatChangesCost) {
     EXPECT_HAS(text, part);
 }
 
+TEST(ClusterPlan, TheLargestLossNamesTheLinkThatIsUsed) {
+  const ModelChoice model =
+      find_model("deploy/models/llama3-8b.toml", {}).value();
+  ClusterChoice slow = find_cluster("deploy/clusters/h100.toml").value();
+  slow.cluster.mutable_node()->set_gb_per_s(1);
+  // Data-parallel ranks are neighbors, stages may be in different nodes.
+  ClusterPlanOptions o{.devices = 16, .global_batch = 16};
+  o.limits.degrees = {.dp = 8, .tp = 1, .pp = 2, .cp = 1};
+  EXPECT_HAS(cluster_plan(o, model, slow).value(),
+             "largest loss: the links inside the node (data parallelism)");
+  EXPECT_HAS(plan("llama3-1b", "h100", {.devices = 1}).value(),
+             "largest loss: none above 0.5 % of the step");
+}
+
+// 12 microbatches are no rounds of 8.
+TEST(ClusterPlan, AChangeIsAPlanOfTheSearch) {
+  ClusterPlanOptions o{.devices = 64, .global_batch = 12};
+  o.limits.degrees = {.dp = 1, .tp = 8, .pp = 8, .cp = 1};
+  const auto interleaved = [&] {
+    return plan("llama3-70b", "h100", o).value().find("interleaved") !=
+           std::string::npos;
+  };
+  EXPECT_FALSE(interleaved());
+  o.global_batch = 16;
+  EXPECT_TRUE(interleaved());
+}
+
 TEST(ClusterPlan, ComparesTwoMeshesByCause) {
   const std::string text =
       plan("llama3-8b", "h100", {.devices = 8, .compare = {"dp8", "dp4,tp2"}})

@@ -1,6 +1,10 @@
 #include "coordinator/ctl/study.h"
 
+#include <unistd.h>
+
 #include <cmath>
+#include <filesystem>
+#include <fstream>
 #include <nlohmann/json.hpp>
 
 #include "parallel/jobfile/jobfile.h"
@@ -126,6 +130,32 @@ TEST(Study, WhatHasNoMeaningIsRefused) {
   j = small();
   for (const char* key : {"figures", "claims", "charts"}) j.erase(key);
   EXPECT_EQ(problem(j), "s: must have figures, claims or charts");
+}
+
+TEST(Study, AClaimOfWhichNothingIsComputedIsRefused) {
+  Json j = small();
+  j["claims"][0].erase("least");
+  EXPECT_EQ(problem(j), "s: claim 'positive': must have least, most or beyond");
+  j = small();
+  j["claims"][3].erase("over");
+  EXPECT_EQ(problem(j), "s: 'scaling has an effect': over is missing");
+
+  const std::string path =
+      testing::TempDir() + "no-power-" + std::to_string(getpid()) + ".toml";
+  std::string text = jobfile::read_text("deploy/clusters/h100.toml").value();
+  const size_t at = text.find("busy_w");
+  text.erase(at, text.find('\n', at) - at);
+  std::ofstream(path) << text;
+  j = small();
+  j["runs"]["base"]["cluster"] = path;
+  EXPECT_EQ(problem(j), "");
+  for (const char* metric : {"watts", "joules_per_token"}) {
+    j["claims"][0]["metric"] = metric;
+    EXPECT_EQ(problem(j),
+              "s: " + std::string(metric) +
+                  ": the cluster's description has no device.busy_w");
+  }
+  std::filesystem::remove(path);
 }
 
 TEST(Study, AValueOfTheWrongTypeIsNamed) {

@@ -3,6 +3,7 @@
 #include <filesystem>
 
 #include "parallel/jobfile/jobfile.h"
+#include "parallel/planner/collective.h"
 #include "parallel/planner/layer_cost.h"
 #include "tests/testing/expect.h"
 
@@ -121,7 +122,32 @@ TEST(Descriptions, EveryShippedClusterIsValid) {
     EXPECT_GT(c.efficiency().error(), 0) << entry.path();
     ++n;
   }
-  EXPECT_GE(n, 7);
+  EXPECT_GE(n, 10);
+}
+
+// Bus bandwidths by NCCL's tests, which NVLink SHARP decides: eight H200; four
+// nodes of eight H100 (arXiv 2411.13055).
+TEST(Descriptions, AllReducesTakeWhatWasMeasured) {
+  constexpr double kMi = 1 << 20, kGiga = 1e9;
+  const struct {
+    const char* cluster;
+    int devices;
+    double bytes, bandwidth;
+  } kMeasured[] = {{"h200", 8, kMi, 39.9},        {"h200", 8, 64 * kMi, 346.5},
+                   {"h200", 8, 512 * kMi, 450},   {"h200", 8, 16384 * kMi, 482},
+                   {"h100", 32, kMi, 15},         {"h100", 32, 512 * kMi, 317},
+                   {"h100", 32, 16384 * kMi, 357}};
+  for (const auto& k : kMeasured) {
+    pb::Cluster c;
+    ASSERT_OK(jobfile::load_description(
+        "deploy/clusters/" + std::string(k.cluster) + ".toml", &c));
+    const double n = k.devices;
+    const double seconds =
+        all_reduce_s(machine_of(c), {.size = k.devices}, k.bytes);
+    EXPECT_NEAR(2 * (n - 1) / n * k.bytes / seconds / kGiga / k.bandwidth, 1,
+                0.15)
+        << k.cluster << " " << k.devices << " " << k.bytes;
+  }
 }
 
 TEST(Descriptions, EveryShippedModelHasTheSizeOfItsName) {

@@ -58,6 +58,20 @@ TEST(Collective, AcrossManyNodesATreeBeatsTheRingForSmallVectors) {
               170e-6, 1e-9);
 }
 
+TEST(Collective, SwitchesThatAddUpMakeAnAllReduceFaster) {
+  const Machine plain = round_machine();
+  Machine m = plain;
+  m.in_switch = 0.8;
+  // 9/8 of 8 GB at 80 GB/s, a hop up and one down, and the base.
+  EXPECT_NEAR(all_reduce_s(m, {.size = 8}, 8e9), 0.112512, 1e-9);
+  // Two nodes: 1/8 of 16 GB over each link of 8 GB/s, and two steps of a tree.
+  EXPECT_NEAR(all_reduce_s(m, {.size = 16}, 16e9), 0.250042, 1e-9);
+  // Of two members each sends less in a ring; one of a node meets no other.
+  for (const Group& g : {Group{.size = 2}, Group{.size = 4, .stride = 8}})
+    EXPECT_EQ(all_reduce_s(m, g, 8e9), all_reduce_s(plain, g, 8e9));
+  EXPECT_EQ(gather_s(m, {.size = 8}, 8e9), gather_s(plain, {.size = 8}, 8e9));
+}
+
 TEST(Gemm, TakesWholeWavesOfTiles) {
   // 16 x 32 = 512 tiles of 256 x 128 on 100 cores: 6 waves instead of 5.12, and
   // a ramp of 256 steps.
