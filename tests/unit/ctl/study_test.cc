@@ -1,14 +1,11 @@
 #include "coordinator/ctl/study.h"
 
-#include <unistd.h>
-
 #include <cmath>
-#include <filesystem>
-#include <fstream>
 #include <nlohmann/json.hpp>
 
 #include "parallel/jobfile/jobfile.h"
 #include "tests/testing/expect.h"
+#include "tests/testing/temp_dir.h"
 
 namespace remesh::ctl {
 namespace {
@@ -140,14 +137,12 @@ TEST(Study, AClaimOfWhichNothingIsComputedIsRefused) {
   j["claims"][3].erase("over");
   EXPECT_EQ(problem(j), "s: 'scaling has an effect': over is missing");
 
-  const std::string path =
-      testing::TempDir() + "no-power-" + std::to_string(getpid()) + ".toml";
+  const TempDir dir;
   std::string text = jobfile::read_text("deploy/clusters/h100.toml").value();
   const size_t at = text.find("busy_w");
   text.erase(at, text.find('\n', at) - at);
-  std::ofstream(path) << text;
   j = small();
-  j["runs"]["base"]["cluster"] = path;
+  j["runs"]["base"]["cluster"] = dir.write("no-power.toml", text);
   EXPECT_EQ(problem(j), "");
   for (const char* metric : {"watts", "joules_per_token"}) {
     j["claims"][0]["metric"] = metric;
@@ -155,7 +150,6 @@ TEST(Study, AClaimOfWhichNothingIsComputedIsRefused) {
               "s: " + std::string(metric) +
                   ": the cluster's description has no device.busy_w");
   }
-  std::filesystem::remove(path);
 }
 
 TEST(Study, AValueOfTheWrongTypeIsNamed) {
