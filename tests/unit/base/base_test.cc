@@ -177,6 +177,9 @@ TEST(Rng, NormalsHaveUnitVarianceAndNoMean) {
 TEST(Text, NearestNameFindsTyposOnly) {
   EXPECT_EQ(nearest_name("stesp", {"seq_len", "steps"}), "steps");
   EXPECT_EQ(nearest_name("banana", {"seq_len", "steps"}), "");
+  EXPECT_EQ(nearest_name("ps", {"run", "ls"}), "ls");
+  EXPECT_EQ(nearest_name("x", {"run", "ls"}), "");
+  EXPECT_EQ(nearest_name("", {"run", "ls"}), "");
   EXPECT_EQ(format_duration(200), "3m20s");
   EXPECT_EQ(format_bytes(1536), "1.5 KiB");
   EXPECT_EQ(progress_text("reading", "", 1 << 20, 4 << 20, 2),

@@ -95,9 +95,22 @@ for more in "--local=3" "--local 3 --run-dir=x"; do
 done
 one_line "remesh drain: WORKER is required (Its name" drain
 one_line "remesh: expected one of: run, resume"
+case $out in
+*"did you mean"*)
+  echo "FAIL: remesh guesses what nobody has typed: $out"
+  failed=1
+  ;;
+esac
 one_line "remesh key: expected one of: new, allow" key
-one_line "remesh data: " data
 one_line "unknown" status -q
+one_line "remesh trace: --bad: unknown; expected one of: --help, --output" \
+  trace run -o out.json --bad
+# Programs behind verbs say the same.
+one_line "remesh data: expected one of: prepare, mix" data
+one_line "remesh data inspect: --lenght: unknown; expected one of: --help" \
+  data inspect books --lenght 3
+one_line "remesh data prepare: --input is required (Files, folders" data prepare
+one_line "did you mean encode" tokenizer encod
 expect 5 "no run in $dir/runs" "$bin/remesh" status
 expect 5 "$dir/none: no such run" "$bin/remesh" stop none
 expect 5 "no such run" "$bin/remesh" checkpoint list none
@@ -249,6 +262,9 @@ expect 5 "/nowhere: there is no such file" "$bin/remesh" sample /nowhere
 expect 2 "give --text FILE or --choices FILE" "$bin/remesh" eval
 expect 0 '{"schema":1,"prompt":"It was","text":' "$bin/remesh" sample "$model" \
   --prompt "It was" --tokens 4 --json
+# No octal number.
+expect 0 '"tokens":10,' "$bin/remesh" sample "$model" --prompt "It was" \
+  --tokens 0010 --ignore-end --json
 # Of the second prompt, the same, all but the last token is known.
 echo 'Once upon a time there was a dog' >constant.jinja
 printf 'a\nb\n' >turns
