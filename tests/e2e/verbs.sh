@@ -70,6 +70,11 @@ assert len(spans) > 20, len(spans)
 END
 
 expect 0 '"step": 6' remesh checkpoint inspect run --step 6 --json
+expect 2 "is one checkpoint, not a run" remesh checkpoint inspect \
+  run/checkpoints/step-00000006 --step 4
+expect 2 "--step: Value -3 not in range" remesh checkpoint keep run --step -3
+expect 2 "without control characters" remesh checkpoint keep run --step 6 \
+  --name $'best\nof all'
 expect 0 "" remesh checkpoint keep run --step 6 --name best
 expect 0 best remesh checkpoint list run
 expect 0 "nothing to remove" remesh checkpoint prune run --keep 1
@@ -90,6 +95,7 @@ expect 0 "" remesh model import model --out imported
 expect 0 "" remesh model export imported --out again --dtype fp32 --like model
 cmp model/*.safetensors again/*.safetensors || failed=1
 
+expect 2 "NAME: must be 1 to 64 letters" remesh key new viewer ../anna run
 expect 0 "" remesh key new viewer anna run
 expect 0 anna remesh key list run
 public=$(sed -n 's/^public *= *"\(.*\)"/\1/p' run/keys/anna.key)

@@ -114,6 +114,10 @@ one_line "did you mean encode" tokenizer encod
 expect 5 "no run in $dir/runs" "$bin/remesh" status
 expect 5 "$dir/none: no such run" "$bin/remesh" stop none
 expect 5 "no such run" "$bin/remesh" checkpoint list none
+expect 5 "/nowhere: no such file or folder" "$bin/remesh" model import \
+  /nowhere --out imported
+expect 5 "/nowhere: no such file or folder" "$bin/remesh" model export none \
+  --out exported --like /nowhere
 expect 2 "type: remesh checkpoint list none --json" "$bin/remesh" ckpt list \
   none --json
 expect 2 "type: remesh checkpoint save runs/latest" "$bin/remesh" checkpoint \
