@@ -284,6 +284,8 @@ ln "$bin/remesh" prefix/bin/ 2>/dev/null || cp "$bin/remesh" prefix/bin/
 expect 5 "share/remesh/clusters" prefix/bin/remesh plan --model llama3-8b $on 8
 cp -r "$bin/../share/remesh/." prefix/share/remesh
 expect 0 "best: " prefix/bin/remesh plan --model llama3-8b $on 8
+expect 5 "data.path: $dir/job.toml is a file, no data set" \
+  "$bin/remesh" job check job.toml --set data.path=job.toml
 expect 2 "did you mean train.steps" "$bin/remesh" job check job.toml \
   --set train.stpes=7
 expect 5 "nothing to resume" "$bin/remesh" run job.toml --resume
