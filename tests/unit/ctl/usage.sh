@@ -316,8 +316,19 @@ expect 0 "" "$bin/remesh" tokenizer encode --tokenizer bytes --text ""
   echo "FAIL: an empty text has tokens: $out"
   failed=1
 }
+# Where no threads are allowed, this one encodes.
+as=""
+[ "$(id -u)" -ne 0 ] || as="setpriv --reuid 65534 --clear-groups"
+if $as test -x "$bin/remesh-data"; then
+  expect 0 "97 98 99" $as prlimit --nproc=1 "$bin/remesh-data" tokenizer \
+    encode --tokenizer bytes --text abc
+fi
 expect 0 "195 169 10" sh -c \
   "printf '\303\251\n' | '$bin/remesh' tokenizer encode --tokenizer bytes"
+expect 5 "none/t.json: there is no folder none" "$bin/remesh" tokenizer \
+  train job.toml --out none/t.json
+expect 2 "$dir: is a folder" "$bin/remesh" tokenizer train job.toml \
+  --out "$dir" --overwrite
 # The text of JSON lines, not their syntax.
 for i in 1 2 3 4 5 6 7 8 9; do
   echo '{"zzzz": "qqqq", "text": "to be or not to be"}'
