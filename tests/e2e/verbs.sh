@@ -112,6 +112,27 @@ expect 0 "" remesh status shared
 kill $! || cat shared.out
 wait $! 2>/dev/null
 
+# On a terminal of 40 columns.
+python3 - <<'END' || failed=1
+import fcntl, os, pty, struct, sys, termios
+pid, terminal = pty.fork()
+if pid == 0:
+    size = struct.pack("HHHH", 24, 40, 0, 0)
+    fcntl.ioctl(1, termios.TIOCSWINSZ, size)
+    os.environ["TERM"] = "xterm"
+    os.execvp("remesh", ["remesh", "ls"])
+text = b""
+try:
+    while part := os.read(terminal, 4096):
+        text += part
+except OSError:  # the end
+    pass
+os.waitpid(pid, 0)
+lines = text.decode().splitlines()
+if "done" not in text.decode() or max(map(len, lines)) > 40:
+    sys.exit("FAIL: remesh ls on 40 columns:\n" + "\n".join(lines))
+END
+
 expect 0 "done at step 8" remesh status run
 sed -i.written 's/^steps = 8$/steps = 800/' run/job.toml
 expect 0 "step 8 of 8 (100%)" remesh status run
