@@ -53,7 +53,10 @@ Result<Json> parse_json(std::string_view text, const std::string& name) {
     if (!json.is_object()) return corrupt(name + ": must be a JSON object");
     return json;
   } catch (const Json::exception& e) {
-    return corrupt(fmt::format("{}: {}", name, e.what()));
+    // Without "[json.exception.parse_error.101] ".
+    const std::string_view what = e.what();
+    return corrupt(
+        fmt::format("{}: {}", name, what.substr(what.find("] ") + 2)));
   }
 }
 

@@ -4,6 +4,8 @@
 
 #include <algorithm>
 
+#include "proto/base/text.h"
+
 namespace remesh::manifest {
 namespace {
 
@@ -68,6 +70,15 @@ Result<std::vector<Found>> scan(FileSystem& fs, const std::string& folder) {
   std::sort(found.begin(), found.end(),
             [](const Found& a, const Found& b) { return a.step > b.step; });
   return found;
+}
+
+Status no_such_step(const std::string& folder, int64_t step,
+                    const std::vector<Found>& found) {
+  std::vector<std::string> steps;
+  for (const Found& f : found) steps.push_back(std::to_string(f.step));
+  return not_found(fmt::format("{}: no checkpoint of step {}; available: {}",
+                               folder, step,
+                               steps.empty() ? "none" : join(steps)));
 }
 
 const Found* choose_newest_valid(const std::vector<Found>& found) {

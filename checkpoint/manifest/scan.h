@@ -38,6 +38,10 @@ bool may_be_kept(FileSystem& fs, const std::string& path);
 // empty list; a folder that cannot be listed is an error.
 Result<std::vector<Found>> scan(FileSystem& fs, const std::string& folder);
 
+// NotFound, with the steps that `folder` has instead.
+Status no_such_step(const std::string& folder, int64_t step,
+                    const std::vector<Found>& found);
+
 // Newest valid one, or nullptr. For programs that are given a folder without
 // the run whose history tells what was abandoned (core::abandoned_by() in
 // coordinator/core/state_choice.h): one of an older generation with a larger

@@ -24,11 +24,14 @@
 #include "proto/base/clock.h"
 #include "proto/base/file_system.h"
 #include "proto/base/text.h"
+#include "proto/limits/plausible.h"
 #include "proto/rundir/events.h"
 #include "proto/rundir/run_id.h"
 
 namespace remesh::ctl {
 namespace {
+
+constexpr size_t kMaxName = 64;
 
 struct CheckpointOptions {
   std::string target;   // a run directory or one checkpoint
@@ -353,7 +356,8 @@ exist, unless `remesh checkpoint keep` or checkpoint.keep_every_n keeps it.)");
     if (one) {
       c->add_option("--step", o->step,
                     fmt::format("Step of the checkpoint. Default: {}",
-                                command == verify ? "all" : "the newest"));
+                                command == verify ? "all" : "the newest"))
+          ->check(CLI::Range(int64_t{0}, INT64_MAX));
     }
     add_json_option(c, &o->json);
     c->footer(
@@ -367,7 +371,14 @@ exist, unless `remesh checkpoint keep` or checkpoint.keep_every_n keeps it.)");
   add("verify", "Read and check every byte; exit code 3 if damaged", true,
       verify);
   add("keep", "Keep a checkpoint until this is undone", true, keep);
-  c->add_option("--name", o->name, "What to call it, such as best");
+  c->add_option("--name", o->name, "What to call it, such as best")
+      ->check([](const std::string& name) {
+        return limits::is_printable(name, kMaxName)
+                   ? std::string()
+                   : fmt::format(
+                         "must be at most {} bytes without control characters",
+                         kMaxName);
+      });
   c->add_flag("--undo", o->undo, "Let it be removed again");
   add("prune", "Remove old checkpoints of a run that is not training", false,
       prune);

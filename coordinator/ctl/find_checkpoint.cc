@@ -3,7 +3,6 @@
 #include <fmt/format.h>
 
 #include <filesystem>
-#include <vector>
 
 #include "checkpoint/manifest/manifest.h"
 #include "checkpoint/manifest/scan.h"
@@ -11,7 +10,6 @@
 #include "parallel/jobfile/jobfile.h"
 #include "proto/base/entries.h"
 #include "proto/base/file_system.h"
-#include "proto/base/text.h"
 
 namespace remesh::ctl {
 
@@ -38,7 +36,9 @@ Result<std::string> checkpoint_folder_of(const std::string& target) {
 
 Result<std::string> one_checkpoint(const std::string& target, int64_t step) {
   if (!target.empty() && is_checkpoint(target)) {
-    return absolute_path(target);
+    if (step < 0) return absolute_path(target);
+    return invalid_argument(fmt::format(
+        "--step {}: {} is one checkpoint, not a run", step, target));
   }
   ASSIGN_OR_RETURN(const std::string folder, checkpoint_folder_of(target));
   if (step >= 0) {
@@ -47,13 +47,7 @@ Result<std::string> one_checkpoint(const std::string& target, int64_t step) {
   }
   const auto system = posix_file_system();
   ASSIGN_OR_RETURN(const auto found, manifest::scan(*system, folder));
-  if (step >= 0) {
-    std::vector<std::string> steps;
-    for (const auto& f : found) steps.push_back(fmt::format("{}", f.step));
-    return not_found(fmt::format("{}: no checkpoint of step {}; available: {}",
-                                 folder, step,
-                                 steps.empty() ? "none" : join(steps)));
-  }
+  if (step >= 0) return manifest::no_such_step(folder, step, found);
   if (found.empty()) return not_found(folder + ": no checkpoint");
   const auto* newest = manifest::choose_newest_valid(found);
   return newest == nullptr ? found.front().path : newest->path;

@@ -64,6 +64,7 @@ Status adapt(const pb::Job& before, int64_t step, pb::Job* job,
         "train.steps = {}: the checkpoint has made step {}; give more, for "
         "example --set train.steps={}",
         job->train().steps(), step, 2 * step));
+  RETURN_IF_ERROR(rundir::read_data_info(job->data().path()).status());
   ASSIGN_OR_RETURN(const data::Index index,
                    data::read_index(job->data().path()));
   const pb::Train &was = before.train(), &is = job->train();

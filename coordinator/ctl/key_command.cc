@@ -14,6 +14,7 @@
 #include "proto/base/file_system.h"
 #include "proto/base/sharing.h"
 #include "proto/base/text.h"
+#include "proto/limits/plausible.h"
 
 namespace remesh::ctl {
 namespace {
@@ -248,8 +249,18 @@ void declare(const KeyVerb& verb, CLI::App* c, KeyOptions* o) {
                                              "operator", "viewer", "join"}
                   : std::vector<std::string>{"worker", "operator", "viewer",
                                              "join"}));
-  if (verb.run != list_keys)
-    c->add_option("NAME", o->name, "Name of the key")->required();
+  if (verb.run != list_keys) {
+    CLI::Option* name =
+        c->add_option("NAME", o->name, "Name of the key")->required();
+    // It is part of a file's name, and of a line.
+    if (describes)
+      name->check([](const std::string& text) {
+        return std::string(limits::valid_name(text)
+                               ? ""
+                               : "must be 1 to 64 letters, digits, '.', '_' or "
+                                 "'-', and begin with a letter or digit");
+      });
+  }
   if (verb.run == allow_key)
     c->add_option("PUBLIC", o->public_key, "Public key, or a file with it")
         ->required();

@@ -5,6 +5,7 @@
 
 #include "coordinator/ctl/client.h"
 #include "coordinator/ctl/render.h"
+#include "coordinator/ctl/screen.h"
 #include "coordinator/ctl/status_view.h"
 #include "coordinator/ctl/verbs.h"
 #include "coordinator/rundir/job_files.h"
@@ -63,17 +64,16 @@ int list_runs(bool json) {
     print_json({{"runs", std::move(array)}});
     return kExitOk;
   }
-  if (rows.empty())
-    fmt::print("no run is known on this host\n");
-  else
-    fmt::print("{:<12}{:>9}{:>9}{:>10}{:>9}  {}\n", "state", "step", "loss",
-               "age", "pid", "run");
+  std::vector<std::vector<std::string>> cells = {
+      {"state", "step", "loss", "age", "pid", "run"}};
   for (const Row& r : rows)
-    fmt::print("{:<12}{:>9}{:>9}{:>10}{:>9}  {}\n", r.state, r.step,
-               r.step > 0 ? fmt::format("{:.4f}", r.loss) : "-",
-               r.heard > 0 ? format_duration(now - r.heard) : "-",
-               r.pid > 0 ? std::to_string(r.pid) : "-",
-               rundir::short_path(r.run));
+    cells.push_back({r.state, std::to_string(r.step),
+                     r.step > 0 ? fmt::format("{:.4f}", r.loss) : "-",
+                     r.heard > 0 ? format_duration(now - r.heard) : "-",
+                     r.pid > 0 ? std::to_string(r.pid) : "-",
+                     rundir::short_path(r.run)});
+  fmt::print("{}", rows.empty() ? "no run is known on this host\n"
+                                : fold(table(cells), style_of_stdout().width));
   return kExitOk;
 }
 

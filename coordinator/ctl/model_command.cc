@@ -23,7 +23,14 @@ struct ModelOptions {
   bool json = false;
 };
 
+Status check_there(const std::string& path) {
+  return path.empty() || path_exists(path)
+             ? ok_status()
+             : not_found(path + ": no such file or folder");
+}
+
 Result<int> import_from_folder(const ModelOptions& o) {
+  RETURN_IF_ERROR(check_there(o.from));
   RETURN_IF_ERROR(share_new_files(/*group=*/""));
   const auto files = posix_file_system();
   ASSIGN_OR_RETURN(const auto model, huggingface::ModelFolder::open(
@@ -48,6 +55,8 @@ Result<int> import_from_folder(const ModelOptions& o) {
 }
 
 Result<int> export_to_folder(ModelOptions o) {
+  for (const std::string& path : {o.to.like, o.to.base})
+    RETURN_IF_ERROR(check_there(path));
   RETURN_IF_ERROR(share_new_files(/*group=*/""));
   if (!o.to.base.empty()) o.to.base = absolute_path(o.to.base);
   ASSIGN_OR_RETURN(o.to.dtype, huggingface::parse_dtype(o.dtype));
@@ -99,16 +108,14 @@ void add_export(CLI::App* model, const std::shared_ptr<ModelOptions>& o,
       ->default_str("5GB");
   c->add_option("--like", o->to.like,
                 "Hugging Face folder from which to take the tokenizer, special "
-                "tokens and context length")
-      ->check(CLI::ExistingDirectory);
+                "tokens and context length");
   c->add_flag(
       "--adapters", o->to.adapters,
       "Adapters alone, in PEFT's format, instead of the model that they "
       "are added to");
   c->add_option("--base", o->to.base,
                 "Model that the adapters belong to, if it is not where the run "
-                "had it")
-      ->check(CLI::ExistingPath);
+                "had it");
   add_json_option(c, &o->json);
   c->footer(R"(
 Examples:
@@ -136,8 +143,7 @@ Examples:
                 "Hugging Face folder (config.json and safetensors), Meta's "
                 "(params.json and consolidated.safetensors), or a .bin file of "
                 "llama2.c")
-      ->required()
-      ->check(CLI::ExistingPath);
+      ->required();
   c->add_option("--out", o->out, "New folder for the checkpoint")->required();
   add_json_option(c, &o->json);
   c->footer(R"(

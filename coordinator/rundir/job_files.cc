@@ -78,14 +78,17 @@ bool warmup_follows_steps(const pb::Job& job) {
 
 Result<jobfile::DataInfo> read_data_info(const std::string& dir) {
   const Result<data::Index> parsed = data::read_index(dir);
-  if (!parsed.ok() && parsed.status().code() != Code::kCorrupt) {
-    if (parsed.status().code() != Code::kNotFound)
-      return parsed.status().with_context("data.path");
-    return not_found("data.path: " + dir +
-                     " contains no data set (no dataset.json); create one with "
-                     "`remesh data prepare --input TEXT --out " +
-                     typed_path(dir) + "`");
-  }
+  const bool is_file = path_exists(dir) && !is_folder(dir);
+  if (is_file || parsed.status().code() == Code::kNotFound)
+    return not_found(fmt::format(
+        "data.path: {} {}; create one with `remesh data prepare --input {}`",
+        dir,
+        is_file ? "is a file, no data set"
+                : "contains no data set (no dataset.json)",
+        is_file ? typed_path(dir) + " --out FOLDER"
+                : "TEXT --out " + typed_path(dir)));
+  if (!parsed.ok() && parsed.status().code() != Code::kCorrupt)
+    return parsed.status().with_context("data.path");
   const auto advise = [&](const Status& s) {
     const bool mixture = parsed.ok() && !parsed->members.empty();
     return Status(

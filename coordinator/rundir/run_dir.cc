@@ -82,6 +82,7 @@ Result<std::unique_ptr<RunLock>> RunLock::acquire(const std::string& run) {
     return invalid_argument(limits::printable(run) +
                             ": has control characters, or is not UTF-8; give "
                             "another --run-dir");
+  const auto files = posix_file_system();
   std::unique_ptr<RunLock> lock(new RunLock(run));
   // A holder whose start fails removes the file, and the directory with it.
   constexpr int kTries = 100;
@@ -90,11 +91,13 @@ Result<std::unique_ptr<RunLock>> RunLock::acquire(const std::string& run) {
     if (taken.ok()) taken = lock->take();
     if (taken.ok() && is_at(lock->fd_, lock->path_)) break;
     if (taken.code() == Code::kAlreadyExists) return taken;
-    if (tries == kTries)
-      return taken.ok() ? unavailable(lock->path_ + ": is removed repeatedly")
-                        : taken;
+    if (tries < kTries) continue;
+    if (taken.ok()) return unavailable(lock->path_ + ": is removed repeatedly");
+    // Unless something is there.
+    for (const std::string& folder : {logs_path(run), run})
+      (void)files->remove(folder).ok();
+    return taken;
   }
-  const auto files = posix_file_system();
   lock->was_run_ = is_run(run) || files->exists(journal_path(run)) ||
                    files->exists(metrics_path(run));
   // The time tells two processes of one pid apart.
@@ -103,8 +106,11 @@ Result<std::unique_ptr<RunLock>> RunLock::acquire(const std::string& run) {
   // In place: that succeeds on a full disk, too, if it has the block.
   const auto size = static_cast<ssize_t>(lock->text_.size());
   if (pwrite(lock->fd_, lock->text_.data(), lock->text_.size(), 0) != size ||
-      ftruncate(lock->fd_, size) != 0)
-    return errno_error(lock->path_ + ": write", errno);
+      ftruncate(lock->fd_, size) != 0) {
+    Status failed = errno_error(lock->path_ + ": write", errno);
+    lock->remove_unstarted(*files);
+    return failed;
+  }
   return lock;
 }
 

@@ -61,7 +61,8 @@ class RunLock {
  public:
   // Creates the directory first if it does not exist. AlreadyExists, naming the
   // pid and host of the holder, if the lock is held. InvalidArgument if workers
-  // would refuse the path (limits::is_printable()).
+  // would refuse the path (limits::is_printable()). After any other error no
+  // empty directory is left.
   static Result<std::unique_ptr<RunLock>> acquire(const std::string& run);
   // Whether the directory was a run when the lock was acquired.
   bool was_run() const { return was_run_; }

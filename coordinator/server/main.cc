@@ -168,8 +168,7 @@ int main(int argc, char** argv) {
   app.set_version_flag("--version", remesh::version_line("remesh-coordinator"));
   remesh::server::Arguments arguments;
   remesh::server::declare(app, &arguments);
-  if (const auto ended =
-          remesh::parse_arguments<CLI::ParseError>(app, argc, argv))
+  if (const auto ended = remesh::parse_arguments(app, argc, argv))
     return *ended;
   remesh::raise_file_limit();  // a connection per worker
   return remesh::server::run(arguments);

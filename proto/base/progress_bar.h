@@ -3,15 +3,18 @@
 // Threads: one at a time.
 #pragma once
 
+#include <cstddef>
 #include <cstdint>
 #include <string>
 
 namespace remesh {
 
-// The bar as text, with the rate and the time left where they can be known.
-// `unit`: what is counted, "token"; "": bytes.
+// The bar as text, with the rate and the time left where they can be known and
+// a terminal of that many columns, at least 40, has room for them. `unit`: what
+// is counted, "token"; "": bytes.
 std::string progress_text(const std::string& what, const std::string& unit,
-                          uint64_t done, uint64_t total, double seconds);
+                          uint64_t done, uint64_t total, double seconds,
+                          size_t columns);
 
 class ProgressBar {
  public:

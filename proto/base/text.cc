@@ -30,8 +30,8 @@ size_t edit_distance(std::string_view a, std::string_view b) {
 
 std::string nearest_name(std::string_view word,
                          const std::vector<std::string>& candidates) {
-  const size_t bound = std::max<size_t>(2, word.size() / 3);
-  size_t best = bound + 1;
+  // At least one character stays.
+  size_t best = std::min(word.size(), std::max<size_t>(2, word.size() / 3) + 1);
   std::string result;
   for (const std::string& c : candidates) {
     const size_t d = edit_distance(word, c);

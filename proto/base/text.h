@@ -9,7 +9,7 @@
 namespace remesh {
 
 // The candidate with the smallest edit distance to `word`; "" if every distance
-// is greater than max(2, word.size() / 3).
+// is greater than max(2, word.size() / 3), or not below word.size().
 std::string nearest_name(std::string_view word,
                          const std::vector<std::string>& candidates);
 

@@ -1,41 +1,26 @@
-// What the command lines of all programs have in common. Templates, because
-// this library does not depend on CLI11.
+// What the command lines of all programs have in common.
 #pragma once
 
-#include <fmt/format.h>
-
-#include <exception>
+#include <CLI/CLI.hpp>
 #include <optional>
 #include <string>
 
-#include "proto/base/exit_code.h"
-
 namespace remesh {
 
-// Parses the arguments of a CLI::App and runs what they ask for. Returns the
-// exit code if that is all: after the help, or wrong usage, which is reported
-// in one line that names the command. ParseError: CLI::ParseError.
-template <typename ParseError, typename App>
-std::optional<int> parse_arguments(App& app, int argc, char** argv) {
-  app.failure_message([](const auto* failed, const auto& error) {
-    const std::string& name = failed->get_name();
-    return fmt::format("{}: {}; see {} --help\n", name, error.what(), name);
-  });
-  try {
-    app.parse(argc, argv);
-  } catch (const ParseError& e) {
-    return app.exit(e) == 0 ? kExitOk : kExitUsage;
-  } catch (const std::exception& e) {
-    // Such as a standard output that cannot be written.
-    print_error(fmt::format("{}: {}\n", app.get_name(), e.what()));
-    return kExitFailed;
-  }
-  return std::nullopt;
-}
+// What else to say of an argument of `app` that is not known, and that `rest`
+// follows; "": nothing.
+using UsageHint = std::string (*)(const CLI::App& app, const std::string& word,
+                                  const std::string& rest);
+
+// Parses the arguments and runs what they ask for. Returns the exit code if
+// that is all: after the help, or wrong usage, which is reported in one line
+// that names the command, the argument and what is allowed. Integers are
+// decimal, also with zeros before them, as the names of checkpoints have them.
+std::optional<int> parse_arguments(CLI::App& app, int argc, char** argv,
+                                   UsageHint hint = nullptr);
 
 // The option of a command that prints its result by print_json() then.
-template <typename App>
-auto* add_json_option(App* command, bool* json) {
+inline CLI::Option* add_json_option(CLI::App* command, bool* json) {
   return command->add_flag("--json", *json, "Print JSON");
 }
 

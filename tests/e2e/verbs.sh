@@ -70,6 +70,11 @@ assert len(spans) > 20, len(spans)
 END
 
 expect 0 '"step": 6' remesh checkpoint inspect run --step 6 --json
+expect 2 "is one checkpoint, not a run" remesh checkpoint inspect \
+  run/checkpoints/step-00000006 --step 4
+expect 2 "--step: Value -3 not in range" remesh checkpoint keep run --step -3
+expect 2 "without control characters" remesh checkpoint keep run --step 6 \
+  --name $'best\nof all'
 expect 0 "" remesh checkpoint keep run --step 6 --name best
 expect 0 best remesh checkpoint list run
 expect 0 "nothing to remove" remesh checkpoint prune run --keep 1
@@ -90,6 +95,7 @@ expect 0 "" remesh model import model --out imported
 expect 0 "" remesh model export imported --out again --dtype fp32 --like model
 cmp model/*.safetensors again/*.safetensors || failed=1
 
+expect 2 "NAME: must be 1 to 64 letters" remesh key new viewer ../anna run
 expect 0 "" remesh key new viewer anna run
 expect 0 anna remesh key list run
 public=$(sed -n 's/^public *= *"\(.*\)"/\1/p' run/keys/anna.key)
@@ -105,6 +111,27 @@ done
 expect 0 "" remesh status shared
 kill $! || cat shared.out
 wait $! 2>/dev/null
+
+# On a terminal of 40 columns.
+python3 - <<'END' || failed=1
+import fcntl, os, pty, struct, sys, termios
+pid, terminal = pty.fork()
+if pid == 0:
+    size = struct.pack("HHHH", 24, 40, 0, 0)
+    fcntl.ioctl(1, termios.TIOCSWINSZ, size)
+    os.environ["TERM"] = "xterm"
+    os.execvp("remesh", ["remesh", "ls"])
+text = b""
+try:
+    while part := os.read(terminal, 4096):
+        text += part
+except OSError:  # the end
+    pass
+os.waitpid(pid, 0)
+lines = text.decode().splitlines()
+if "done" not in text.decode() or max(map(len, lines)) > 40:
+    sys.exit("FAIL: remesh ls on 40 columns:\n" + "\n".join(lines))
+END
 
 expect 0 "done at step 8" remesh status run
 sed -i.written 's/^steps = 8$/steps = 800/' run/job.toml

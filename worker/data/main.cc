@@ -279,8 +279,7 @@ int data_main(int argc, char** argv) {
   else
     add_data_commands(app, &code);
   const int skip = tokenizer ? 1 : 0;
-  if (const auto ended =
-          parse_arguments<CLI::ParseError>(app, argc - skip, argv + skip))
+  if (const auto ended = parse_arguments(app, argc - skip, argv + skip))
     return *ended;
   return check_output(app.get_name().c_str(), code);
 }

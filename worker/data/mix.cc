@@ -8,6 +8,7 @@
 
 #include "proto/base/number.h"
 #include "worker/data/out_dir.h"
+#include "worker/tokenizer/unicode.h"
 
 namespace remesh::data {
 namespace {
@@ -28,6 +29,10 @@ Result<MemberEntry> parse_member(const std::string& argument) {
   m.dir = dir.lexically_normal().string();
   while (m.dir.ends_with('/')) m.dir.pop_back();
   m.name = files::path(m.dir).filename().string();
+  if (tokenizer::valid_prefix(m.dir) < m.dir.size())
+    return invalid_argument(argument +
+                            ": the name of the folder must be UTF-8, as the "
+                            "index of the mixture is");
   return m;
 }
 

@@ -75,8 +75,9 @@ Status TextEncoder::take_part(size_t bytes, bool ends) {
 }
 
 void TextEncoder::start_encoding() {
+  // Deferred, to be done by pass_on(), where no more threads are allowed.
   encoding_.push_back(std::async(
-      std::launch::async,
+      std::launch::async | std::launch::deferred,
       [this, parts = std::exchange(parts_, {})]() -> Result<Encoded> {
         return encode(parts);
       }));

@@ -124,6 +124,12 @@ Status train(const Options& o) {
   if (!o.overwrite && fs->exists(o.out))
     return already_exists(fmt::format(
         "{}: exists: choose another name, or use --overwrite", o.out));
+  // Known before the work rather than after it.
+  if (is_folder(o.out))
+    return invalid_argument(o.out + ": is a folder; give a file");
+  if (!is_folder(parent_path(o.out)))
+    return not_found(
+        fmt::format("{}: there is no folder {}", o.out, parent_path(o.out)));
   ASSIGN_OR_RETURN(tokenizer::Trainer trainer,
                    tokenizer::Trainer::make(o.vocab_size));
   RETURN_IF_ERROR(add_texts(o, trainer));

@@ -119,8 +119,7 @@ int main(int argc, char** argv) {
   app.add_flag("--core", o.core,
                "Without mpirun: print what is known of this host, or measure "
                "its cores and keep that");
-  if (const auto ended =
-          remesh::parse_arguments<CLI::ParseError>(app, argc, argv))
+  if (const auto ended = remesh::parse_arguments(app, argc, argv))
     return *ended;
   return remesh::measure::run(o);
 }

@@ -27,8 +27,7 @@ int sample_main(int argc, char** argv) {
   else
     add_sample_command(app, &code);
   const int skip = eval ? 1 : 0;
-  if (const auto ended =
-          parse_arguments<CLI::ParseError>(app, argc - skip, argv + skip))
+  if (const auto ended = parse_arguments(app, argc - skip, argv + skip))
     return *ended;
   return check_output(app.get_name().c_str(), code);
 }

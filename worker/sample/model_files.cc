@@ -228,6 +228,7 @@ Status check_vocabulary(const std::vector<int32_t>& tokens,
 }
 
 Result<ModelFiles> find_model(FileSystem& fs, const ModelChoice& choice) {
+  if (choice.path.empty()) return invalid_argument("MODEL: must not be empty");
   ModelFiles out{.weights = choice.path};
   ASSIGN_OR_RETURN(const auto run, run_of(fs, choice.path));
   std::error_code error;
@@ -252,7 +253,12 @@ Result<ModelFiles> find_model(FileSystem& fs, const ModelChoice& choice) {
     if (!is_run)
       return invalid_argument(fmt::format("--step {}: {} is no run directory",
                                           choice.step, choice.path));
-    out.weights += fmt::format("/step-{:08}", choice.step);
+    const std::string folder = out.weights;
+    out.weights = path_join(folder, manifest::step_name(choice.step));
+    if (!files::exists(out.weights, error)) {
+      ASSIGN_OR_RETURN(const auto found, manifest::scan(fs, folder));
+      return manifest::no_such_step(folder, choice.step, found);
+    }
   }
   if (!files::exists(out.weights, error) && out.run_id == 0)
     return not_found(is_run ? out.weights + ": there is no checkpoint yet"

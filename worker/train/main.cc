@@ -148,8 +148,7 @@ int main(int argc, char** argv) {
   app.add_option("--board-fd", args.board_fd,
                  "inherited descriptor of the board; without it the trainer "
                  "runs standalone");
-  if (const auto ended =
-          remesh::parse_arguments<CLI::ParseError>(app, argc, argv))
+  if (const auto ended = remesh::parse_arguments(app, argc, argv))
     return *ended;
   if (args.board_fd >= 0) {
     signal(SIGTERM, SIG_IGN);

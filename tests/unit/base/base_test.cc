@@ -177,17 +177,27 @@ TEST(Rng, NormalsHaveUnitVarianceAndNoMean) {
 TEST(Text, NearestNameFindsTyposOnly) {
   EXPECT_EQ(nearest_name("stesp", {"seq_len", "steps"}), "steps");
   EXPECT_EQ(nearest_name("banana", {"seq_len", "steps"}), "");
+  EXPECT_EQ(nearest_name("ps", {"run", "ls"}), "ls");
+  EXPECT_EQ(nearest_name("x", {"run", "ls"}), "");
+  EXPECT_EQ(nearest_name("", {"run", "ls"}), "");
   EXPECT_EQ(format_duration(200), "3m20s");
   EXPECT_EQ(format_bytes(1536), "1.5 KiB");
-  EXPECT_EQ(progress_text("reading", "", 1 << 20, 4 << 20, 2),
+  EXPECT_EQ(progress_text("reading", "", 1 << 20, 4 << 20, 2, 100),
             "reading [=======.......................]  25%  1.0 MiB of 4.0 MiB"
             "  512.0 KiB/s  6.0s left");
-  EXPECT_EQ(progress_text("evaluating", "question", 1, 2, 2),
+  EXPECT_EQ(progress_text("evaluating", "question", 1, 2, 2, 100),
             "evaluating [===============...............]  50%  1 of 2 questions"
             "  0.5/s  2.0s left");
   EXPECT_EQ(
-      progress_text("evaluating", "question", 0, 1, 4),
+      progress_text("evaluating", "question", 0, 1, 4, 100),
       "evaluating [..............................]   0%  0 of 1 question");
+  EXPECT_EQ(progress_text("reading", "", 1 << 20, 4 << 20, 2, 80),
+            "reading [=====................]  25%  1.0 MiB of 4.0 MiB"
+            "  512.0 KiB/s  6.0s left");
+  EXPECT_EQ(progress_text("reading", "", 1 << 20, 4 << 20, 2, 60),
+            "reading [===...........]  25%  1.0 MiB of 4.0 MiB  6.0s left");
+  EXPECT_EQ(progress_text("reading", "", 1 << 20, 4 << 20, 2, 40),
+            "reading [===...........]  25%  6.0s left");
 }
 
 }  // namespace

@@ -95,12 +95,29 @@ for more in "--local=3" "--local 3 --run-dir=x"; do
 done
 one_line "remesh drain: WORKER is required (Its name" drain
 one_line "remesh: expected one of: run, resume"
+case $out in
+*"did you mean"*)
+  echo "FAIL: remesh guesses what nobody has typed: $out"
+  failed=1
+  ;;
+esac
 one_line "remesh key: expected one of: new, allow" key
-one_line "remesh data: " data
 one_line "unknown" status -q
+one_line "remesh trace: --bad: unknown; expected one of: --help, --output" \
+  trace run -o out.json --bad
+# Programs behind verbs say the same.
+one_line "remesh data: expected one of: prepare, mix" data
+one_line "remesh data inspect: --lenght: unknown; expected one of: --help" \
+  data inspect books --lenght 3
+one_line "remesh data prepare: --input is required (Files, folders" data prepare
+one_line "did you mean encode" tokenizer encod
 expect 5 "no run in $dir/runs" "$bin/remesh" status
 expect 5 "$dir/none: no such run" "$bin/remesh" stop none
 expect 5 "no such run" "$bin/remesh" checkpoint list none
+expect 5 "/nowhere: no such file or folder" "$bin/remesh" model import \
+  /nowhere --out imported
+expect 5 "/nowhere: no such file or folder" "$bin/remesh" model export none \
+  --out exported --like /nowhere
 expect 2 "type: remesh checkpoint list none --json" "$bin/remesh" ckpt list \
   none --json
 expect 2 "type: remesh checkpoint save runs/latest" "$bin/remesh" checkpoint \
@@ -249,6 +266,9 @@ expect 5 "/nowhere: there is no such file" "$bin/remesh" sample /nowhere
 expect 2 "give --text FILE or --choices FILE" "$bin/remesh" eval
 expect 0 '{"schema":1,"prompt":"It was","text":' "$bin/remesh" sample "$model" \
   --prompt "It was" --tokens 4 --json
+# No octal number.
+expect 0 '"tokens":10,' "$bin/remesh" sample "$model" --prompt "It was" \
+  --tokens 0010 --ignore-end --json
 # Of the second prompt, the same, all but the last token is known.
 echo 'Once upon a time there was a dog' >constant.jinja
 printf 'a\nb\n' >turns
@@ -264,6 +284,8 @@ ln "$bin/remesh" prefix/bin/ 2>/dev/null || cp "$bin/remesh" prefix/bin/
 expect 5 "share/remesh/clusters" prefix/bin/remesh plan --model llama3-8b $on 8
 cp -r "$bin/../share/remesh/." prefix/share/remesh
 expect 0 "best: " prefix/bin/remesh plan --model llama3-8b $on 8
+expect 5 "data.path: $dir/job.toml is a file, no data set" \
+  "$bin/remesh" job check job.toml --set data.path=job.toml
 expect 2 "did you mean train.steps" "$bin/remesh" job check job.toml \
   --set train.stpes=7
 expect 5 "nothing to resume" "$bin/remesh" run job.toml --resume
@@ -294,8 +316,19 @@ expect 0 "" "$bin/remesh" tokenizer encode --tokenizer bytes --text ""
   echo "FAIL: an empty text has tokens: $out"
   failed=1
 }
+# Where no threads are allowed, this one encodes.
+as=""
+[ "$(id -u)" -ne 0 ] || as="setpriv --reuid 65534 --clear-groups"
+if $as test -x "$bin/remesh-data"; then
+  expect 0 "97 98 99" $as prlimit --nproc=1 "$bin/remesh-data" tokenizer \
+    encode --tokenizer bytes --text abc
+fi
 expect 0 "195 169 10" sh -c \
   "printf '\303\251\n' | '$bin/remesh' tokenizer encode --tokenizer bytes"
+expect 5 "none/t.json: there is no folder none" "$bin/remesh" tokenizer \
+  train job.toml --out none/t.json
+expect 2 "$dir: is a folder" "$bin/remesh" tokenizer train job.toml \
+  --out "$dir" --overwrite
 # The text of JSON lines, not their syntax.
 for i in 1 2 3 4 5 6 7 8 9; do
   echo '{"zzzz": "qqqq", "text": "to be or not to be"}'

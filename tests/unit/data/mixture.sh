@@ -37,6 +37,16 @@ for letter in a b; do
     ;;
   esac
 done
+# The index could not name it.
+name=$(printf 'set-\377')
+cp -r set-a "$name"
+if "$bin/remesh" data mix "$name=1" --out unnamed > log 2>&1 ||
+  ! grep -aq 'the name of the folder must be UTF-8' log || [ -e unnamed ]
+then
+  echo "FAIL: a mixture of a folder whose name is not UTF-8:"
+  cat log
+  exit 1
+fi
 rm set-b/train-00000.tok
 printf '[data]\npath = "mix"\n[train]\nsteps = 5\n' > job.toml
 if "$bin/remesh" job check job.toml > log 2>&1 ||

@@ -205,6 +205,8 @@ TEST(Config, RefusesByNameWhatItCannotCompute) {
     EXPECT_SAYS(read, c.message);
   }
   EXPECT_EQ(parse_config("[]", "c").status().code(), Code::kCorrupt);
+  EXPECT_EQ(parse_config("{", "c").status().message().find("c: parse error"),
+            0);
   EXPECT_EQ(parse_config(R"({"a":1,"a":2})", "c").status().code(),
             Code::kCorrupt);
 }

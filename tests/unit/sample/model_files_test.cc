@@ -158,7 +158,8 @@ TEST_F(ModelFilesTest, FindsTheModelOfARun) {
   EXPECT_EQ(checkpoint.weights, step.weights);
   EXPECT_EQ(checkpoint.begin, found.begin);
   EXPECT_HAS(problem({.path = run_.path(), .step = 8, .tokenizer = "bytes"}),
-             "there is no checkpoint yet");
+             "checkpoints: no checkpoint of step 8; available: 7");
+  EXPECT_HAS(problem({.path = ""}), "MODEL: must not be empty");
 }
 
 // A job file in a folder above does not make it part of a run.

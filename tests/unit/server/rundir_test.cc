@@ -1,6 +1,7 @@
 #include <linux/filter.h>
 #include <linux/seccomp.h>
 #include <sys/prctl.h>
+#include <sys/resource.h>
 #include <sys/syscall.h>
 #include <unistd.h>
 
@@ -8,6 +9,7 @@
 #include <cerrno>
 #include <chrono>
 #include <cmath>
+#include <csignal>
 #include <cstdlib>
 #include <filesystem>
 #include <fstream>
@@ -561,6 +563,21 @@ TEST_F(RunDirTest, FilesOfACoordinatorThatFailedToStartAreRemoved) {
   EXPECT_TRUE(lock->was_run());
   lock->remove_unstarted(*fs);
   EXPECT_TRUE(is_run(run)) << "of an earlier start";
+}
+
+// As on a full disk.
+TEST_F(RunDirTest, AStartThatCannotWriteItsLockLeavesNothing) {
+  const std::string run = dir_ + "/run";
+  rlimit before{};
+  ASSERT_EQ(getrlimit(RLIMIT_FSIZE, &before), 0);
+  auto* const handler = std::signal(SIGXFSZ, SIG_IGN);
+  const rlimit none{.rlim_cur = 0, .rlim_max = before.rlim_max};
+  setrlimit(RLIMIT_FSIZE, &none);
+  const Status failed = RunLock::acquire(run).status();
+  setrlimit(RLIMIT_FSIZE, &before);
+  std::signal(SIGXFSZ, handler);
+  EXPECT_HAS(failed.message(), "coordinator.lock: write");
+  EXPECT_FALSE(fs::exists(run));
 }
 
 // Each start acquires the lock and either writes its number, or fails and

@@ -163,8 +163,7 @@ int worker_main(int argc, char** argv) {
   add_options(app, options, &group);
   CleanOptions cleaning;
   add_clean_options(app, &cleaning);
-  if (const auto ended = parse_arguments<CLI::ParseError>(app, argc, argv))
-    return *ended;
+  if (const auto ended = parse_arguments(app, argc, argv)) return *ended;
   if (cleaning.clean) return clean(cleaning, options.state_folder);
   if (options.connect.empty())
     return fail(kExitUsage, "--connect is required; see remesh-worker --help");
