@@ -52,8 +52,9 @@ std::string progress_text(const std::string& what, const std::string& unit,
   std::string tail;
   size_t used = 0;
   for (const std::string& text :
-       {percent + counts + speed + left, percent + counts + left,
-        percent + left, percent}) {
+       {fmt::format("{}{}{}{}", percent, counts, speed, left),
+        fmt::format("{}{}{}", percent, counts, left),
+        fmt::format("{}{}", percent, left), percent}) {
     tail = text;
     used = what.size() + 2 + tail.size();
     if (used + kLeastWidth <= columns) break;

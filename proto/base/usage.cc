@@ -111,7 +111,7 @@ const CLI::Option* last_option(const CLI::App& app, const std::string& last) {
 
 // "--local: needs a value (Number of workers ...)".
 std::string with_description(const CLI::Option& o, const std::string& text) {
-  const std::string about = o.get_description();
+  const std::string& about = o.get_description();
   return fmt::format("{} ({})", text, about.substr(0, about.find(". ")));
 }
 

@@ -2,6 +2,7 @@
 
 #include <algorithm>
 #include <cctype>
+#include <memory>
 
 #include "proto/base/machine.h"
 #include "worker/tokenizer/unicode.h"
@@ -75,12 +76,13 @@ Status TextEncoder::take_part(size_t bytes, bool ends) {
 }
 
 void TextEncoder::start_encoding() {
-  // Deferred, to be done by pass_on(), where no more threads are allowed.
-  encoding_.push_back(std::async(
-      std::launch::async | std::launch::deferred,
-      [this, parts = std::exchange(parts_, {})]() -> Result<Encoded> {
-        return encode(parts);
-      }));
+  const auto parts =
+      std::make_shared<const std::vector<Part>>(std::exchange(parts_, {}));
+  // A copy, because libstdc++ passes it on a second time where no more threads
+  // are allowed; then pass_on() does the work.
+  const auto work = [this, parts] { return encode(*parts); };
+  encoding_.push_back(
+      std::async(std::launch::async | std::launch::deferred, work));
   parts_bytes_ = 0;
 }
 
