@@ -9,6 +9,7 @@
 #include <set>
 #include <tuple>
 
+#include "checkpoint/memory/replica_placement.h"
 #include "proto/base/check.h"
 #include "proto/base/exit_code.h"
 #include "proto/base/process.h"
@@ -288,14 +289,15 @@ std::vector<Link> broken_link(const std::vector<RankView>& ranks,
   return {};
 }
 
-std::set<std::string> unconnected_hosts(const std::vector<RankView>& ranks,
+std::set<std::string> unconnected_hosts(const pb::Assignment& plan,
                                         const RankView& dead) {
   std::set<std::string> hosts;
   const pb::RankStatus& s = *dead.status;
   if (s.signal() != 0 || s.exit_code() != kExitWorld || s.has_at() ||
       s.phase() > pb::RankStatus::CONNECTING)
     return hosts;
-  for (const RankView& r : ranks) hosts.insert(r.host);
+  for (const memory::RankHost& r : memory::places_of(plan))
+    hosts.insert(r.host);
   return hosts;
 }
 

@@ -92,8 +92,9 @@ std::set<std::string> silent_hosts(const std::vector<RankView>& ranks,
 // nothing that is known ended that one: the link between their hosts.
 std::vector<Link> broken_link(const std::vector<RankView>& ranks,
                               const RankView& dead);
-// The same for a rank that could not connect to all others: their hosts.
-std::set<std::string> unconnected_hosts(const std::vector<RankView>& ranks,
+// The same for a rank that could not connect to all others: the hosts of the
+// plan, since not all need have been heard of it.
+std::set<std::string> unconnected_hosts(const pb::Assignment& plan,
                                         const RankView& dead);
 
 // Adds the details of the rank that a failure event names.

@@ -348,8 +348,10 @@ bool Cordoning::after_step(bool first) {
       !in_.faults->suspects().empty() || in_.faults->has_link_search();
   if (!first && !failed) return false;
   const std::set<std::string> hosts = hosts_with_ranks(in_.view.durable);
-  // Not worth a write of its own: a step after a restart shows it again.
-  in_.faults->mutable_proven()->Assign(hosts.begin(), hosts.end());
+  if (!std::ranges::equal(in_.faults->proven(), hosts)) {
+    in_.faults->mutable_proven()->Assign(hosts.begin(), hosts.end());
+    changes_.any = true;
+  }
   if (first) begin_training(hosts, in_.unix_s, in_.faults);
   if (!failed) return false;
   std::set<std::string> workers;

@@ -108,6 +108,19 @@ bool only_one_host_failed(const pb::Cause& f, const ClusterView& view) {
          source_is_there(view.roster, view.durable.assignment().source());
 }
 
+// Whether one of those that `of` names failed like this, and is cordoned for it
+// or at fault.
+template <typename F>
+bool any_alike(const pb::HostFaults& faults, const pb::Cause& f, F of) {
+  const auto alike = [&](const pb::Cordon& c) {
+    return of(c) && !c.in_training() && is_alike(c, f);
+  };
+  return std::ranges::any_of(faults.cordons(), alike) ||
+         std::ranges::any_of(faults.suspects(), [&](const pb::Cordon& c) {
+           return c.peer().empty() && c.failures() >= kAtFault && alike(c);
+         });
+}
+
 }  // namespace
 
 std::vector<Site> sites_of(const pb::Cause& f, const ClusterView& view) {
@@ -118,11 +131,13 @@ std::vector<Site> sites_of(const pb::Cause& f, const ClusterView& view) {
       return failures_of(view.durable.host_faults(), s) >= kFailuresAtStart;
     });
   };
+  // A worker of a host that failed before may have joined since.
   const auto worker_works = [&](const auto& named) {
     const auto& [name, m] = named;
     return m.alive && m.reported && !m.leaving() && m.report.slots() > 0 &&
            !workers.contains(name) &&
-           !failed_alike(view.durable.host_faults(), m.report.host(), name, f);
+           !any_alike(view.durable.host_faults(), f,
+                      [&](const pb::Cordon& c) { return c.worker() == name; });
   };
   // What the host lacks, and its connection, concern all of its workers. But
   // each may see other files.
@@ -248,13 +263,9 @@ std::set<std::string> hosts_failed_alike(const pb::HostFaults& faults,
 
 bool failed_alike(const pb::HostFaults& faults, const std::string& host,
                   const std::string& worker, const pb::Cause& f) {
-  const auto alike = [&](const pb::Cordon& c) {
-    return concerns(c, host, worker) && !c.in_training() && is_alike(c, f);
-  };
-  return std::ranges::any_of(faults.cordons(), alike) ||
-         std::ranges::any_of(faults.suspects(), [&](const pb::Cordon& c) {
-           return c.peer().empty() && c.failures() >= kAtFault && alike(c);
-         });
+  return any_alike(faults, f, [&](const pb::Cordon& c) {
+    return concerns(c, host, worker);
+  });
 }
 
 bool is_alike(const pb::Cordon& c, const pb::Cause& f) {

@@ -138,7 +138,8 @@ std::optional<pb::Cause> FailureDetector::find_exit(
   f.set_by_signal(died_of_itself(s));
   if (s.signal() == 0) f.set_exit_code(s.exit_code());
   set_links(broken_link(ranks, dead), &f);
-  if (f.links().empty()) put_between(unconnected_hosts(ranks, dead), &f);
+  if (f.links().empty())
+    put_between(unconnected_hosts(view.durable.assignment(), dead), &f);
   if (!f.links().empty() || !f.between().empty()) {  // no host is to blame
     f.mutable_what()->append(links_text(f));
     f.clear_hosts();

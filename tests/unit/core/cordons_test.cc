@@ -74,6 +74,11 @@ TEST(Blame, OnlyTheWorkerIsBlamedIfOthersOfItsHostAreWell) {
   EXPECT_EQ(f.sites(failure), std::vector<std::string>{"h"});
   f.hear_on("h", "v");
   EXPECT_EQ(f.sites(failure), std::vector<std::string>{"worker w on h"});
+  for (int i = 0; i < 3; ++i)
+    suspect({.host = "h"}, failure, 0, 0, f.durable.mutable_host_faults());
+  EXPECT_EQ(f.sites(failure), std::vector<std::string>{"worker w on h"})
+      << "v was not there when the host failed";
+  f.durable.clear_host_faults();
   failure.set_exit_code(kExitNoRoom);
   EXPECT_EQ(f.sites(failure), std::vector<std::string>{"h"})
       << "the host lacks it";

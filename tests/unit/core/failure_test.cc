@@ -4,6 +4,7 @@
 #include "coordinator/core/cordons.h"
 #include "coordinator/core/failure_budget.h"
 #include "coordinator/core/failure_detector.h"
+#include "proto/base/exit_code.h"
 #include "proto/base/text.h"
 #include "tests/unit/core/builders.h"
 
@@ -46,6 +47,21 @@ TEST(FailureDetector, NamesTheRankThatWasKilledNotItsVictim) {
   const pb::Cause settled = f.detector.settle(*noticed, f.view(40));
   EXPECT_EQ(settled.rank(), 0);
   EXPECT_TRUE(settled.by_signal());
+}
+
+TEST(FailureDetector, AnyHostOfThePlanMayBeTheOneThatCannotBeReached) {
+  Fixture f;
+  f.durable = running({"a", "b", "c"});
+  pb::Report r = running_report("a", 1, 0, 0);
+  pb::RankStatus* rank = r.mutable_ranks(0);
+  rank->set_phase(pb::RankStatus::CONNECTING);
+  rank->set_exited(true);
+  rank->set_exit_code(kExitWorld);
+  f.hear(r, 0);
+  f.hear(running_report("b", 1, 1, 0), 0);
+  const auto failure = f.find(10);
+  ASSERT_TRUE(failure);
+  EXPECT_EQ(failure->between_size(), 3) << "c has not reported yet";
 }
 
 TEST(FailureDetector, ALostParticipantIsAFailureALostSpareIsNot) {
