@@ -46,7 +46,7 @@ pb::Cause no_start() {
 }
 
 pb::Cause failure_of_link(const std::string& a, const std::string& b) {
-  pb::Cause c = cause("what: 'x'");
+  pb::Cause c = cause_of("x");
   set_links({{a, b}}, &c);
   return c;
 }

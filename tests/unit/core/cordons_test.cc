@@ -223,8 +223,7 @@ TEST(Blame, ASourceThatTwoHostsCannotLoadIsBad) {
   EXPECT_EQ(f.blame(failure).enough, kNever);
   failure.mutable_hosts()->RemoveLast();
   pb::HostFaults* faults = f.durable.mutable_host_faults();
-  cordon({.host = "i"}, cause("what: 'killed by signal 9 (SIGKILL)'"), 0,
-         faults);
+  cordon({.host = "i"}, cause_of("killed by signal 9 (SIGKILL)"), 0, faults);
   EXPECT_EQ(f.blame(failure).enough, 1) << "that was something else";
   cordon({.host = "h"}, cause("what: 'no such file' exit_code: 65"), 0, faults);
   EXPECT_EQ(f.blame(failure).enough, 1) << "it is the same host";
@@ -265,7 +264,7 @@ TEST(Blame, AllHostsThatCannotContinueAreNamed) {
 TEST(Cordon, ComparesFailuresByTheirExitCodes) {
   const auto alike = [](const pb::Cause& before, int exit_code) {
     pb::HostFaults faults;
-    pb::Cause now = cause("what: 'exit code 66'");
+    pb::Cause now = cause_of("exit code 66");
     now.set_exit_code(exit_code);
     return is_alike(cordon({.host = "h"}, before, 0, &faults), now);
   };
@@ -323,7 +322,7 @@ TEST(Cordon, LastsTenTimesAsLongAsTheFailureCost) {
 TEST(Cordon, OfOneWorkerLeavesTheOthersOfItsHost) {
   pb::HostFaults faults;
   suspect({.host = "h", .worker = "w"}, {}, 0, 0, &faults);
-  cordon({.host = "h", .worker = "w"}, cause("what: 'x'"), 0, &faults);
+  cordon({.host = "h", .worker = "w"}, cause_of("x"), 0, &faults);
   EXPECT_TRUE(is_cordoned(faults, "h", "w"));
   EXPECT_FALSE(is_cordoned(faults, "h", "v"));
   EXPECT_FALSE(is_cordoned(faults, "h"));
@@ -331,7 +330,7 @@ TEST(Cordon, OfOneWorkerLeavesTheOthersOfItsHost) {
             "no ranks are placed on worker w on h (cordoned: x)");
   EXPECT_FALSE(clear_suspects({"h"}, {"v"}, 1, &faults));
   EXPECT_TRUE(clear_suspects({"h"}, {"w"}, 1, &faults));
-  cordon({.host = "h"}, cause("what: 'y'"), 0, &faults);
+  cordon({.host = "h"}, cause_of("y"), 0, &faults);
   EXPECT_EQ(faults.cordons_size(), 1) << "of the host, so of all";
   EXPECT_TRUE(is_cordoned(faults, "h", "v"));
 }
@@ -422,7 +421,7 @@ TEST(Cordon, LiftingItResetsTheCount) {
   EXPECT_FALSE(uncordon({.host = "h"}, &faults)) << "not cordoned";
   EXPECT_EQ(faults.suspects_size(), 2) << "nothing is changed";
   suspect({.host = "h"}, {}, 0, 0, &faults);
-  cordon({.host = "h"}, cause("what: 'why'"), 0, &faults);
+  cordon({.host = "h"}, cause_of("why"), 0, &faults);
   EXPECT_EQ(cordon_reason(faults, "h", "w"), "why");
   EXPECT_HAS(cordons_text(faults), "h (cordoned: why)");
   EXPECT_TRUE(uncordon({.host = "h"}, &faults));
