@@ -255,10 +255,7 @@ void declare(const KeyVerb& verb, CLI::App* c, KeyOptions* o) {
     // It is part of a file's name, and of a line.
     if (describes)
       name->check([](const std::string& text) {
-        return std::string(limits::valid_name(text)
-                               ? ""
-                               : "must be 1 to 64 letters, digits, '.', '_' or "
-                                 "'-', and begin with a letter or digit");
+        return std::string(limits::valid_name(text) ? "" : limits::kNameRule);
       });
   }
   if (verb.run == allow_key)

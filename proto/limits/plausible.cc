@@ -68,9 +68,7 @@ Status text(const char* field, const std::string& value,
 Status name(const char* field, const std::string& value) {
   if (valid_name(value)) return ok_status();
   return invalid_argument(
-      fmt::format("{} = '{}': must be 1 to 64 letters, digits, '.', '_' or "
-                  "'-', and begin with a letter or digit",
-                  field, printable(value, 64)));
+      fmt::format("{} = '{}': {}", field, printable(value, 64), kNameRule));
 }
 
 // steps: of the job. A rank saves what it has committed.

@@ -69,9 +69,11 @@ bool has_unknown_value(const google::protobuf::Message& message, int field);
 // fields among it, would be kept with the report, so it is removed.
 void clean(pb::Report* report);
 
-// Whether a worker may have this name: letters, digits, '.', '_' and '-', a
-// letter or digit first, at most 64.
+// Whether a worker or a key may have this name.
 bool valid_name(std::string_view name);
+inline constexpr char kNameRule[] =
+    "must be 1 to 64 letters, digits, '.', '_' or '-', and begin with a letter "
+    "or digit";
 
 // Whether the text is UTF-8 without control characters, which a terminal would
 // obey, and has at most `limit` bytes.

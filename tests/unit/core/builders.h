@@ -52,6 +52,16 @@ inline pb::Job small_job() {
   return j;
 }
 
+inline void set_small_model(pb::Job* job) {
+  pb::Model* m = job->mutable_model();
+  m->set_dim(64);
+  m->set_n_layers(2);
+  m->set_n_heads(4);
+  m->set_n_kv_heads(4);
+  m->set_hidden_dim(128);
+  m->set_vocab_size(257);
+}
+
 inline pb::Report report(const std::string& worker, uint64_t seq,
                          uint64_t incarnation = 1) {
   pb::Report r;

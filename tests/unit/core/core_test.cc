@@ -304,13 +304,7 @@ TEST(Restart, AStopWaitsForWorkersThatMayHoldStepsThatAreNotSaved) {
     o.job = small_job();
     o.job.mutable_elastic()->set_keep_state(true);
     o.job.mutable_elastic()->set_rejoin_wait_ms(0);
-    pb::Model* m = o.job.mutable_model();
-    m->set_dim(64);
-    m->set_n_layers(2);
-    m->set_n_heads(4);
-    m->set_n_kv_heads(4);
-    m->set_hidden_dim(128);
-    m->set_vocab_size(257);
+    set_small_model(&o.job);
     o.restored = running({"a"}, pb::Durable::WAITING);
     o.restored->set_stop_requested(true);
     o.restored->set_stop_discards(discards);
@@ -384,13 +378,7 @@ TEST(Restart, TheMeshThatIsAdoptedWasMeasuredBefore) {
   o.job = small_job();
   o.job.mutable_parallel()->set_tensor_parallel_degree(-1);
   o.job.mutable_elastic()->set_keep_state(false);
-  pb::Model* m = o.job.mutable_model();
-  m->set_dim(64);
-  m->set_n_layers(2);
-  m->set_n_heads(4);
-  m->set_n_kv_heads(4);
-  m->set_hidden_dim(128);
-  m->set_vocab_size(257);
+  set_small_model(&o.job);
   o.restored = running({"a"});
   for (int step = 1; step <= 9; ++step) {
     pb::StepMetrics& s = o.recent_metrics.emplace_back();
