@@ -353,7 +353,7 @@ bool Cordoning::after_step(bool first) {
     changes_.any = true;
   }
   if (first) begin_training(hosts, in_.unix_s, in_.faults);
-  if (!failed) return false;
+  if (!failed) return changes_.any;
   std::set<std::string> workers;
   for (const pb::RankPlace& p : in_.view.durable.assignment().ranks())
     workers.insert(p.worker());

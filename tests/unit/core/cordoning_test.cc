@@ -137,7 +137,8 @@ TEST_F(CordoningTest, DeathsSoonAfterTheFirstStepCordon) {
   death.set_at_start(false);
   for (int i = 1; i <= 4; ++i) {
     unix_s_ += 1000;
-    EXPECT_FALSE(cordoning().after_step(/*first=*/true));
+    EXPECT_EQ(cordoning().after_step(/*first=*/true), i == 1)
+        << "it is proven from then on, and nothing else changes";
     unix_s_ += 1;
     EXPECT_EQ(after(death),
               i == 4 ? Consequence::kCordoned : Consequence::kSuspected);
@@ -145,7 +146,7 @@ TEST_F(CordoningTest, DeathsSoonAfterTheFirstStepCordon) {
   EXPECT_EQ(begun(), Hosts{"host-a"});
   durable.clear_host_faults();
   after(death);
-  EXPECT_FALSE(cordoning().after_step(/*first=*/true));
+  EXPECT_TRUE(cordoning().after_step(/*first=*/true)) << "it is proven again";
   EXPECT_EQ(durable.host_faults().suspects_size(), 1);
   unix_s_ += 100;
   EXPECT_TRUE(cordoning().after_step(/*first=*/false));
@@ -192,12 +193,9 @@ TEST_F(CordoningTest, TheHostOfAllBadLinksIsCordonedInPlaceOfItsPeers) {
 
 TEST_F(CordoningTest, HostsOfStepsAreProven) {
   run_on({"a", "b"});
-  Cordoning c = cordoning();
-  c.after_step(/*first=*/true);
-  EXPECT_TRUE(c.changes().any) << "the next coordinator must know it";
-  Cordoning again = cordoning();
-  again.after_step(/*first=*/true);
-  EXPECT_FALSE(again.changes().any);
+  EXPECT_TRUE(cordoning().after_step(/*first=*/true))
+      << "the next coordinator must know it";
+  EXPECT_FALSE(cordoning().after_step(/*first=*/true));
   EXPECT_TRUE(is_proven(durable.host_faults(), "host-a"));
   EXPECT_TRUE(is_proven(durable.host_faults(), "host-b"));
   EXPECT_FALSE(is_proven(durable.host_faults(), "host-c"));
