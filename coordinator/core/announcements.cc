@@ -234,8 +234,8 @@ pb::EventRecord pin_released_event(const geometry::Layout& layout) {
 
 std::string unsaved_text(int64_t step) {
   return fmt::format(
-      "step {} is in no checkpoint; before the job stops, its holders may "
-      "return",
+      "step {} is in no checkpoint; before the job stops, it waits for the "
+      "workers that hold this step",
       step);
 }
 

@@ -92,8 +92,8 @@ std::set<std::string> silent_hosts(const std::vector<RankView>& ranks,
 // nothing that is known ended that one: the link between their hosts.
 std::vector<Link> broken_link(const std::vector<RankView>& ranks,
                               const RankView& dead);
-// The same for a rank that could not connect to all others: the hosts of the
-// plan, since not all need have been heard of it.
+// The same for a rank that could not connect to all others: all hosts of
+// the plan, since some may not have reported yet.
 std::set<std::string> unconnected_hosts(const pb::Assignment& plan,
                                         const RankView& dead);
 

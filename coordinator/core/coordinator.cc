@@ -128,7 +128,8 @@ void Coordinator::handle(const Tick& e) {
   synced_step_ = std::max(synced_step_, e.synced_step);
 }
 
-// Of a report that does not count its worker is told; of others nobody is.
+// A report that does not count is answered with the reason; other messages that
+// do not count are dropped.
 void Coordinator::handle(const MessageReceived& e) {
   const pb::Envelope& m = e.message;
   if (m.has_report()) return take_report(m.report(), e.key);
@@ -318,9 +319,9 @@ void Coordinator::reconcile_live() {
   set_phase(pb::Durable::RUNNING);
 }
 
-// Training continues while ranks may not have forgotten the last stop, and
-// rather than stop for a mesh whose states do not fit. Hosts that are short,
-// and that the running mesh does without, are cordoned.
+// Training continues while ranks may remember a stop that they declined, and if
+// the states of the next mesh do not fit. Hosts that are short, and that the
+// running mesh does without, are cordoned.
 bool Coordinator::put_off(const MeshPolicy::MeshChange& change) {
   if (change.must) return false;
   if (!pause_.allows_stop(roster_.committed_step(durable_), now_ms_))

@@ -53,7 +53,7 @@ class Gathering {
             bool job_finished);
   // The scan that next() asked for is there; false if it did not.
   bool end_scan() { return std::exchange(scanning_, false); }
-  // What the job waits for until a generation begins, but for a mesh.
+  // What the job waits for until a generation begins, other than for a mesh.
   void wait_for(Wait what) {
     waiting_for_ = std::move(what);
     lacks_mesh_ = false;

@@ -51,8 +51,8 @@ class StateRetention {
   // stop without saving.
   bool must_save_before_stop(const ClusterView& view,
                              const MeshPolicy& policy) const;
-  // Whether a job that need not do so waits all the same before it stops: those
-  // who hold them may return, or not have found this coordinator yet.
+  // Whether the job waits before it stops although nobody who is here holds
+  // them: the holders may return, or may not have found this coordinator yet.
   bool awaits_unsaved_steps(const ClusterView& view) const;
   // Whether a state in memory, of a member or of a worker that may return, is
   // newer than every checkpoint known. After steps were lost the last finished

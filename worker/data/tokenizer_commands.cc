@@ -124,7 +124,7 @@ Status train(const Options& o) {
   if (!o.overwrite && fs->exists(o.out))
     return already_exists(fmt::format(
         "{}: exists: choose another name, or use --overwrite", o.out));
-  // Known before the work rather than after it.
+  // Checked before the work, not after it.
   if (is_folder(o.out))
     return invalid_argument(o.out + ": is a folder; give a file");
   if (!is_folder(parent_path(o.out)))
