@@ -8,6 +8,7 @@
 #include <algorithm>
 #include <cerrno>
 
+#include "proto/base/descriptor.h"
 #include "proto/base/file_system.h"
 
 namespace remesh::rundir {
@@ -115,6 +116,45 @@ Status LineFile::check_end() {
       path_, size, size_));
 }
 
+// The first size_ bytes, durably.
+Status LineFile::copy_to(int fd, const std::string& path) const {
+  constexpr uint64_t kPiece = 1 << 20;
+  for (uint64_t at = 0; at < size_; at += kPiece) {
+    ASSIGN_OR_RETURN(const std::string piece,
+                     read_range(fd_, path_, at, std::min(size_, at + kPiece)));
+    const auto size = static_cast<ssize_t>(piece.size());
+    if (pwrite(fd, piece.data(), piece.size(), static_cast<off_t>(at)) != size)
+      return errno_error(path + ": write", errno);
+  }
+  return fdatasync(fd) == 0 ? ok_status()
+                            : errno_error(path + ": fdatasync", errno);
+}
+
+Result<bool> LineFile::put_back() {
+  const auto fs = posix_file_system();
+  const Status there = fs->look_up(path_);
+  if (there.ok() ? is_at(fd_, path_) : there.code() != Code::kNotFound)
+    return false;
+  RETURN_IF_ERROR(check_end());
+  const std::string beside = temporary_path(*fs, path_);
+  const Descriptor copy(
+      ::open(beside.c_str(), O_RDWR | O_CREAT | O_EXCL | O_CLOEXEC, 0644));
+  if (copy.get() < 0) return errno_error(beside + ": open", errno);
+  Status placed = copy_to(copy.get(), beside);
+  if (placed.ok() && there.ok())
+    placed = fs->rename(path_, path_ + ".replaced");
+  if (placed.ok()) placed = fs->rename(beside, path_);
+  if (!placed.ok()) {
+    (void)fs->remove(beside).ok();
+    return placed;
+  }
+  // Also for the thread that syncs.
+  if (dup3(copy.get(), fd_, O_CLOEXEC) < 0)
+    return errno_error(path_ + ": dup3", errno);
+  RETURN_IF_ERROR(fs->sync_dir(parent_path(path_)));
+  return true;
+}
+
 Status LineFile::append(std::string_view text) {
   RETURN_IF_ERROR(check_end());
   size_t done = 0;
@@ -148,7 +188,11 @@ LineTail::~LineTail() {
 
 std::vector<std::string> LineTail::poll() {
   std::vector<std::string> lines;
-  if (fd_ < 0) fd_ = ::open(path_.c_str(), O_RDONLY | O_CLOEXEC);
+  if (fd_ < 0 || !is_at(fd_, path_)) {
+    const int now = ::open(path_.c_str(), O_RDONLY | O_CLOEXEC);
+    if (now >= 0 && fd_ >= 0) close(fd_);
+    if (now >= 0) fd_ = now;
+  }
   if (fd_ < 0) return lines;
   struct stat st {};
   // A torn tail was removed: discard what was read of it.

@@ -6,8 +6,8 @@
 // host may lose the tail; fdatasync of sync_fd() bounds how much. The next
 // open() removes a torn line.
 //
-// LineTail follows a file that may not exist yet; it returns complete lines
-// only.
+// LineTail follows a file that may not exist yet, or is replaced by a copy; it
+// returns complete lines only.
 //
 // Ownership: both own their descriptor. Threads: one at a time, except that
 // another thread may fdatasync sync_fd().
@@ -44,6 +44,10 @@ class LineFile {
   Status append(std::string_view text);
   // Cancelled if the file does not end where this object left it.
   Status check_end();
+  // Writes the file again if it was removed, or replaced by another, which is
+  // kept as PATH.replaced. Whether it was. sync_fd() then refers to the new
+  // file.
+  Result<bool> put_back();
   // The last line when the file was opened; "" if there was none.
   const std::string& last_line() const { return last_line_; }
   uint64_t cut_bytes() const { return cut_bytes_; }
@@ -57,6 +61,7 @@ class LineFile {
   Status repair(const Valid& valid);
   size_t end_of_valid(const std::string& text, const Valid& valid);
   Status save_tail(std::string_view tail) const;
+  Status copy_to(int fd, const std::string& path) const;
 
   std::string path_;
   int fd_ = -1;

@@ -76,8 +76,8 @@ class DaemonImpl : public Daemon {
     (void)log_->flush();
     // While the job continues, the next coordinator uses the same port.
     if (code == kExitOk || code == kExitFailed || code == kExitUsage)
-      write("coordinator.addr", [run = options_.run_dir](RunFiles& f) {
-        rundir::remove_endpoint(*f.fs, run);
+      write("coordinator.addr", [](RunFiles& f) {
+        rundir::remove_endpoint(*f.fs, f.run);
         return ok_status();
       });
     outbox_->finish(kFinishMs);
@@ -93,13 +93,13 @@ class DaemonImpl : public Daemon {
                          .path = rundir::coordinator_log_path(run),
                          .to_stderr = options_.log_to_stderr});
     RETURN_IF_ERROR(files_->open(run, *log_));
-    if (!options_.resume) RETURN_IF_ERROR(files_->check_not_ended(run));
+    if (!options_.resume) RETURN_IF_ERROR(files_->check_not_ended());
     ASSIGN_OR_RETURN(
         change_,
         rundir::check_job(*files_->fs,
                           {options_.job, options_.set, options_.accept_edits},
                           run, restored() ? &*restored() : nullptr));
-    ASSIGN_OR_RETURN(run_id_, files_->claim(run, options_.job));
+    RETURN_IF_ERROR(files_->claim(options_.job));
     outbox_.emplace(Outbox::Options{.note = [log = log_](const Status& s) {
       if (s.ok()) return log->info("written_again");
       log->error("write_failed", {{"cause", s.message()}});
@@ -107,7 +107,7 @@ class DaemonImpl : public Daemon {
     RETURN_IF_ERROR(open_socket());
     scanner_ = std::make_unique<Scanner>(
         rundir::checkpoints_path(run, options_.job.checkpoint().folder()),
-        run_id_);
+        files_->run_id);
     sender_.emplace(server_.get(), &*outbox_, options_.job.job().name());
     make_core();
     rundir::note_run(run);
@@ -154,18 +154,19 @@ class DaemonImpl : public Daemon {
     });
     door_->attach(server_.get(), unix_seconds());
     RETURN_IF_ERROR(rundir::write_job(*files_->fs, options_.job,
-                                      options_.run_dir, run_id_));
+                                      options_.run_dir, files_->run_id));
     ASSIGN_OR_RETURN(address_,
                      advertised_address(server_->address(), options_.advertise,
                                         host_name()));
-    const rundir::Endpoint endpoint{.address = address_,
-                                    .host = host_identity(),
-                                    .pid = getpid(),
-                                    .bound = server_->address(),
-                                    .no_auth = door_->no_auth(),
-                                    .host_id = host_id()};
-    const auto put = [endpoint, run = options_.run_dir](RunFiles& f) {
-      return rundir::write_endpoint(*f.fs, run, endpoint);
+    rundir::Endpoint& endpoint = files_->endpoint;
+    endpoint = {.address = address_,
+                .host = host_identity(),
+                .pid = getpid(),
+                .bound = server_->address(),
+                .no_auth = door_->no_auth(),
+                .host_id = host_id()};
+    const auto put = [](RunFiles& f) {
+      return rundir::write_endpoint(*f.fs, f.run, f.endpoint);
     };
     previous.pid = endpoint.pid;
     if (previous != endpoint) return put(*files_);
@@ -184,12 +185,12 @@ class DaemonImpl : public Daemon {
     o.core = options_.core;
     o.protocol = wire::own_protocol();
     o.no_auth = door_->no_auth();
-    o.run_id = run_id_;
+    o.run_id = files_->run_id;
     o.secret = rundir::run_secret(*files_->fs, options_.run_dir);
     o.epoch_floor = static_cast<uint64_t>(unix_seconds() * 1000);
     o.unix_offset_s =
         unix_seconds() - static_cast<double>(monotonic_ns()) * 1e-9;
-    files_->tell(options_.run_dir, &o);
+    files_->tell(&o);
     log_->info("coordinator_starts", {{"job", o.job.job().name()},
                                       {"run_dir", o.run_dir},
                                       {"address", address_},
@@ -233,7 +234,7 @@ class DaemonImpl : public Daemon {
     if (now_ms - probed_ms_ < kProbeMs || !outbox_->written(outbox_->newest()))
       return;
     probed_ms_ = now_ms;
-    write("coordinator.lock", [](RunFiles& f) { return f.lock->check(); });
+    write("coordinator.lock", [](RunFiles& f) { return f.check(); });
   }
 
   void receive_all() {
@@ -461,7 +462,6 @@ class DaemonImpl : public Daemon {
   DaemonOptions options_;
   std::shared_ptr<RunFiles> files_ = std::make_shared<RunFiles>();
   rundir::JobChange change_;
-  uint64_t run_id_ = 0;
   std::shared_ptr<Logger> log_;
   std::optional<Outbox> outbox_;
   std::unique_ptr<Door> door_;

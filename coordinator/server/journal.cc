@@ -210,6 +210,7 @@ Status Journal::take_others(uint64_t epoch) {
 }
 
 Status Journal::persist(const pb::Durable& durable) {
+  RETURN_IF_ERROR(put_back().status());
   // Whatever the path leads to now: another coordinator may have replaced it.
   Status ready = open_file();
   if (ready.ok()) ready = take_others(durable.epoch());
@@ -249,11 +250,21 @@ Status Journal::make_room(uint64_t bytes) {
   if (slot_bytes > kMostSlotBytes)
     return invalid_argument(
         fmt::format("{}: a state of {} bytes is too large", path_, bytes));
+  return replace(slot_bytes);
+}
+
+Status Journal::replace(uint64_t slot_bytes) {
   ASSIGN_OR_RETURN(const Header h, read_header(slot_at(slot_)));
   ASSIGN_OR_RETURN(const std::string newest, read_state(slot_, h));
   RETURN_IF_ERROR(put_file(slot_bytes, newest));
   slot_ = 0;
   return open_file();
+}
+
+Result<bool> Journal::put_back() {
+  if (fs_.look_up(path_).code() != Code::kNotFound) return false;
+  RETURN_IF_ERROR(replace(slot_bytes_));
+  return true;
 }
 
 Result<pb::Durable> read_journal(FileSystem& fs, const std::string& path) {

@@ -51,6 +51,9 @@ class Journal {
   // Cancelled, without a change, if another coordinator has written since, and
   // its epoch is not smaller.
   Status persist(const pb::Durable& durable);
+  // Writes the file again, with the newest state, if it was removed. Whether it
+  // was.
+  Result<bool> put_back();
 
  private:
   struct Header;
@@ -62,6 +65,7 @@ class Journal {
   Status take_newest();
   Status take_others(uint64_t epoch);
   Status make_room(uint64_t bytes);
+  Status replace(uint64_t slot_bytes);
   Status write(int slot, const std::string& state, uint64_t epoch);
   Status open_file();
   uint64_t slot_at(int slot) const;

@@ -1,6 +1,9 @@
 #include "coordinator/server/run_files.h"
 
+#include <fmt/format.h>
+
 #include <algorithm>
+#include <string_view>
 
 #include "coordinator/core/announcements.h"
 #include "coordinator/core/durable.h"
@@ -20,7 +23,8 @@ constexpr int kSyncPeriodMs = 300;
 
 }  // namespace
 
-Status RunFiles::open(const std::string& run, Logger& log) {
+Status RunFiles::open(const std::string& folder, Logger& log) {
+  run = folder;
   ASSIGN_OR_RETURN(journal, Journal::open(*fs, rundir::journal_path(run)));
   ASSIGN_OR_RETURN(metrics,
                    rundir::LineFile::open(
@@ -43,7 +47,7 @@ Status RunFiles::open(const std::string& run, Logger& log) {
   return ok_status();
 }
 
-Status RunFiles::check_not_ended(const std::string& run) {
+Status RunFiles::check_not_ended() {
   if (!journal->restored() || !core::terminal(journal->restored()->phase()))
     return ok_status();
   auto end = rundir::end_of_run(run);
@@ -79,7 +83,7 @@ int64_t RunFiles::recorded_generation() const {
                   event.ok() ? event->generation() : 0);
 }
 
-void RunFiles::tell(const std::string& run, core::Options* o) const {
+void RunFiles::tell(core::Options* o) const {
   o->data_id = rundir::data_id_of(o->job);
   o->restored = journal->restored();
   o->recorded_generation = recorded_generation();
@@ -90,14 +94,13 @@ void RunFiles::tell(const std::string& run, core::Options* o) const {
       rundir::first_steps(rundir::metrics_path(run), &o->damaged_lines);
 }
 
-Result<uint64_t> RunFiles::claim(const std::string& run,
-                                 const pb::Job& job) const {
-  uint64_t id = journal->restored() ? journal->restored()->run_id() : 0;
-  if (id == 0) id = rundir::run_id_of(*fs, run);
-  if (id == 0) id = rundir::new_run_id(run);
-  RETURN_IF_ERROR(rundir::claim_folder(
-      run, rundir::checkpoints_path(run, job.checkpoint().folder()), id));
-  return id;
+Status RunFiles::claim(const pb::Job& of) {
+  job = of;
+  run_id = journal->restored() ? journal->restored()->run_id() : 0;
+  if (run_id == 0) run_id = rundir::run_id_of(*fs, run);
+  if (run_id == 0) run_id = rundir::new_run_id(run);
+  return rundir::claim_folder(
+      run, rundir::checkpoints_path(run, job.checkpoint().folder()), run_id);
 }
 
 Status RunFiles::persist(const pb::Durable& durable) {
@@ -105,6 +108,40 @@ Status RunFiles::persist(const pb::Durable& durable) {
   RETURN_IF_ERROR(metrics->check_end());
   RETURN_IF_ERROR(syncer->sync_metrics());
   return journal->persist(durable);
+}
+
+Status RunFiles::check() {
+  RETURN_IF_ERROR(lock->check());
+  std::string names;
+  const auto note = [&](bool restored, std::string_view name) {
+    if (!restored) return;
+    if (!names.empty()) names.append(", ");
+    names.append(name);
+  };
+  const auto removed = [&](const std::string& path) {
+    return fs->look_up(path).code() == Code::kNotFound;
+  };
+  ASSIGN_OR_RETURN(const bool of_journal, journal->put_back());
+  note(of_journal, "journal");
+  ASSIGN_OR_RETURN(const bool of_metrics, metrics->put_back());
+  note(of_metrics, "metrics.jsonl");
+  ASSIGN_OR_RETURN(const bool of_events, events->put_back());
+  note(of_events, "events.jsonl");
+  if (removed(rundir::job_path(run))) {
+    RETURN_IF_ERROR(rundir::write_job(*fs, job, run, run_id));
+    note(true, "job.toml");
+  }
+  if (removed(rundir::endpoint_path(run))) {
+    RETURN_IF_ERROR(rundir::write_endpoint(*fs, run, endpoint));
+    note(true, "coordinator.addr");
+  }
+  if (names.empty()) return ok_status();
+  pb::EventRecord event;
+  event.set_event(events::kFilesRestored.name);
+  event.set_time(unix_seconds());
+  event.set_detail(fmt::format(
+      "{}: removed or replaced by somebody, and written again", names));
+  return append(event);
 }
 
 Status RunFiles::append(const pb::StepMetrics& m) {

@@ -26,25 +26,34 @@ struct RunFiles {
   std::unique_ptr<rundir::LineFile> events;
   std::unique_ptr<Syncer> syncer;  // after the files it syncs
   bool has_ended = false;          // the event of the end has been written
+  std::string run;                 // the directory, from open()
+  // From claim(), and from whoever opens the socket, for check().
+  pb::Job job;
+  uint64_t run_id = 0;
+  rundir::Endpoint endpoint;
 
   // Journal, metrics and events. REQUIRES: the lock is held.
-  Status open(const std::string& run, Logger& log);
+  Status open(const std::string& folder, Logger& log);
   // Ended, with how, if the run has ended. Writes the event of the end if the
   // coordinator that ended the job was killed before it did. A journal that is
   // older than metrics and events, such as one from a backup, proves no end.
-  Status check_not_ended(const std::string& run);
+  Status check_not_ended();
   // The newest in metrics and events when they were opened.
   int64_t recorded_generation() const;
-  // What a coordinator of `run` has to know from them.
-  void tell(const std::string& run, core::Options* options) const;
+  // What a coordinator has to know from them.
+  void tell(core::Options* options) const;
   // The number in the journal or job.toml, or a new one if neither has one, for
   // which the folder of checkpoints is claimed (rundir::claim_folder()).
-  Result<uint64_t> claim(const std::string& run, const pb::Job& job) const;
+  // Notes both.
+  Status claim(const pb::Job& job);
   // Not before the metrics that the state is based on are durable: workers
   // forget those of an older generation. Cancelled if another coordinator has
   // taken the run over or has written metrics: the state may have waited for a
   // full disk meanwhile, and does not know of them.
   Status persist(const pb::Durable& durable);
+  // Is the run still this coordinator's? Like RunLock::check(). Then writes
+  // again what somebody has removed of it, and an event that names the files.
+  Status check();
   Status append(const pb::StepMetrics& metrics);
   Status append(const pb::EventRecord& event);
 };

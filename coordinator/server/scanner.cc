@@ -50,7 +50,9 @@ Result<core::CheckpointsScanned> scan_checkpoints(FileSystem& fs,
   for (manifest::Found& f : found) {
     if (f.status.ok()) f.status = manifest::check_run(f.manifest, run_id);
     if (!f.status.ok()) {
-      out.invalid.push_back(f.path + ": " + f.status.message());
+      const std::string& why = f.status.message();
+      out.invalid.push_back(why.starts_with(f.path) ? why
+                                                    : f.path + ": " + why);
       out.invalid_steps.push_back(f.step);
       continue;
     }

@@ -391,6 +391,19 @@ TEST(ScannerTest, StalledStorageIsNamedAndDelaysNothing) {
   answer.set_value();  // lets the thread end
 }
 
+TEST(ScannerTest, ADamagedManifestIsNamedOnce) {
+  const TempDir dir;
+  const std::string path = dir / "step-00000002";
+  fs::create_directory(path);
+  std::ofstream(path + "/manifest.json") << "{";
+  ASSERT_OK_AND(const auto scan,
+                scan_checkpoints(*posix_file_system(), dir.path(), 0, 0));
+  ASSERT_EQ(scan.invalid.size(), 1u);
+  const std::string& text = scan.invalid[0];
+  EXPECT_EQ(text.find(path), 0u) << text;
+  EXPECT_EQ(text.find(path, 1), std::string::npos) << text;
+}
+
 TEST(ScannerTest, AFolderThatCannotBeListedGivesNoAnswer) {
   const TempDir dir;
   const std::string folder = dir.write("checkpoints", "a file");

@@ -2,6 +2,7 @@
 #include "coordinator/server/run_files.h"
 
 #include <filesystem>
+#include <fstream>
 
 #include "proto/rundir/paths.h"
 #include "tests/testing/expect.h"
@@ -61,13 +62,13 @@ TEST_F(RunFilesTest, AnEndThatOnlyTheJournalHasBecomesAnEvent) {
   ASSERT_OK(older_.persist(d));
   ASSERT_FALSE(rundir::end_of_run(run_));
   open_again(older_);
-  EXPECT_EQ(older_.check_not_ended(run_).code(), Code::kEnded);
+  EXPECT_EQ(older_.check_not_ended().code(), Code::kEnded);
   const auto end = rundir::end_of_run(run_);
   ASSERT_TRUE(end);
   EXPECT_EQ(end->outcome, pb::JobStatus::FAILED);
   EXPECT_EQ(end->cause, "nothing works");
   const auto size = fs::file_size(rundir::events_path(run_));
-  EXPECT_EQ(older_.check_not_ended(run_).code(), Code::kEnded);
+  EXPECT_EQ(older_.check_not_ended().code(), Code::kEnded);
   EXPECT_EQ(fs::file_size(rundir::events_path(run_)), size) << "once";
   pb::EventRecord later;
   later.set_event("worker_left");
@@ -85,7 +86,7 @@ TEST_F(RunFilesTest, NoAddressIsLeftOfARunThatHasEnded) {
   ASSERT_OK(older_.append(e));
   ASSERT_OK(rundir::write_endpoint(*older_.fs, run_, {.address = "tcp://h:1"}));
   open_again(older_);
-  EXPECT_EQ(older_.check_not_ended(run_).code(), Code::kEnded);
+  EXPECT_EQ(older_.check_not_ended().code(), Code::kEnded);
   EXPECT_FALSE(fs::exists(rundir::endpoint_path(run_)));
 }
 
@@ -103,7 +104,7 @@ TEST_F(RunFilesTest, OnlyAnEndThatNobodyAskedForIsExplained) {
     ASSERT_OK(older_.persist(d));
     fs::resize_file(rundir::events_path(run_), 0);
     open_again(older_);
-    EXPECT_EQ(older_.check_not_ended(run_).code(), Code::kEnded);
+    EXPECT_EQ(older_.check_not_ended().code(), Code::kEnded);
     const auto end = rundir::end_of_run(run_);
     ASSERT_TRUE(end);
     EXPECT_EQ(end->outcome, pb::JobStatus::STOPPED);
@@ -123,12 +124,12 @@ TEST_F(RunFilesTest, AnEndThatMetricsOrEventsGoBeyondIsNone) {
   e.set_generation(1);
   ASSERT_OK(older_.append(e));
   open_again(older_);
-  EXPECT_EQ(older_.check_not_ended(run_).code(), Code::kEnded);
+  EXPECT_EQ(older_.check_not_ended().code(), Code::kEnded);
   e.set_event("mesh");
   e.set_generation(2);
   ASSERT_OK(older_.append(e));
   open_again(older_);
-  EXPECT_OK(older_.check_not_ended(run_));
+  EXPECT_OK(older_.check_not_ended());
   EXPECT_FALSE(rundir::end_of_run(run_)) << "no event was written";
   e.set_event("coordinator_restarted");
   e.set_generation(0);
@@ -139,9 +140,9 @@ TEST_F(RunFilesTest, AnEndThatMetricsOrEventsGoBeyondIsNone) {
   m.set_generation(2);
   ASSERT_OK(older_.append(m));
   open_again(older_);
-  EXPECT_OK(older_.check_not_ended(run_));
+  EXPECT_OK(older_.check_not_ended());
   core::Options o;
-  older_.tell(run_, &o);
+  older_.tell(&o);
   EXPECT_EQ(o.recorded_generation, 2);
 }
 
@@ -154,6 +155,56 @@ TEST_F(RunFilesTest, LinesOfTheOlderCoordinatorEndTheNewerOne) {
   m.set_generation(1);
   ASSERT_OK(older_.append(m));
   EXPECT_EQ(newer_.persist(state(2)).code(), Code::kCancelled);
+}
+
+TEST_F(RunFilesTest, WhatSomebodyRemovesIsWrittenAgain) {
+  pb::Durable d = state(1);
+  d.set_generation(7);
+  ASSERT_OK(older_.persist(d));
+  for (int step : {1, 2}) {
+    pb::StepMetrics m;
+    m.set_step(step);
+    m.set_generation(7);
+    ASSERT_OK(older_.append(m));
+  }
+  rundir::LineTail tail(rundir::metrics_path(run_), /*from_end=*/false);
+  EXPECT_EQ(tail.poll().size(), 2u);
+  ASSERT_OK(older_.check());  // writes job.toml and coordinator.addr
+  for (const std::string& path :
+       {rundir::metrics_path(run_), rundir::events_path(run_),
+        rundir::journal_path(run_), rundir::job_path(run_)})
+    ASSERT_TRUE(fs::remove(path)) << path;
+  std::ofstream(rundir::metrics_path(run_)) << "of somebody else\n";
+  ASSERT_OK(older_.check());
+  pb::StepMetrics m;
+  m.set_step(3);
+  ASSERT_OK(older_.append(m));
+  ASSERT_OK(older_.syncer->sync_metrics());
+  EXPECT_EQ(rundir::read_lines(rundir::metrics_path(run_)).size(), 3u);
+  EXPECT_EQ(tail.poll().size(), 1u);
+  EXPECT_EQ(rundir::read_lines(rundir::metrics_path(run_) + ".replaced"),
+            std::vector<std::string>{"of somebody else"});
+  EXPECT_TRUE(fs::exists(rundir::job_path(run_)));
+  const auto events = rundir::read_lines(rundir::events_path(run_));
+  ASSERT_EQ(events.size(), 2u);  // the first one is of those two
+  EXPECT_NE(events[1].find("journal, metrics.jsonl, events.jsonl, job.toml"),
+            std::string::npos)
+      << events[1];
+  ASSERT_OK_AND(const pb::Durable found,
+                read_journal(*older_.fs, rundir::journal_path(run_)));
+  EXPECT_EQ(found.generation(), 7);
+  ASSERT_OK(older_.check());
+  EXPECT_EQ(rundir::read_lines(rundir::events_path(run_)).size(), 2u);
+}
+
+// Before the next look of the coordinator.
+TEST_F(RunFilesTest, AStateIsWrittenToAJournalThatWasRemoved) {
+  ASSERT_OK(older_.persist(state(1)));
+  fs::remove(rundir::journal_path(run_));
+  ASSERT_OK(older_.persist(state(2)));
+  ASSERT_OK_AND(const pb::Durable found,
+                read_journal(*older_.fs, rundir::journal_path(run_)));
+  EXPECT_EQ(found.epoch(), 2u);
 }
 
 }  // namespace
