@@ -36,7 +36,7 @@ if [ "$preset" = tsan ]; then
   targets=("${threaded[@]}" remesh-coordinator)
   select=(-R "^($(IFS='|'; echo "${threaded[*]}"))\$")
   export OMP_NUM_THREADS=1
-  export TSAN_OPTIONS=suppressions=$PWD/tests/tsan.supp
+  export TSAN_OPTIONS=suppressions=$PWD/tests/tsan.supp:die_after_fork=0
   # This test forks a process with threads, which ThreadSanitizer cannot follow.
   export GTEST_FILTER=-Channel.KilledPeerIsLostBeforeAnyHeartbeat
 elif [ "$preset" = asan ]; then
