@@ -3,6 +3,7 @@
 #include <dirent.h>
 #include <fcntl.h>
 #include <fmt/format.h>
+#include <limits.h>
 #include <sys/stat.h>
 #include <unistd.h>
 
@@ -84,12 +85,15 @@ class PosixFileSystem final : public FileSystem {
   }
 
   Result<std::vector<std::string>> list(const std::string& path) override {
-    return names_in(path, 0);
+    ASSIGN_OR_RETURN(const Folder folder, open_folder(AT_FDCWD, path, path));
+    return names_in(folder, path);
   }
 
   Result<std::vector<std::string>> list_folder(
       const std::string& path) override {
-    return names_in(path, O_NOFOLLOW);
+    ASSIGN_OR_RETURN(const Folder folder,
+                     open_folder(AT_FDCWD, path, path, O_NOFOLLOW));
+    return names_in(folder, path);
   }
 
   Status look_up(const std::string& path) override {
@@ -116,6 +120,10 @@ class PosixFileSystem final : public FileSystem {
     return ok_status();
   }
 
+  Status remove_tree(const std::string& path) override {
+    return remove_at(AT_FDCWD, path, path);
+  }
+
   Status sync_dir(const std::string& path) override {
     const Descriptor fd(
         ::open(path.c_str(), O_RDONLY | O_DIRECTORY | O_CLOEXEC));
@@ -127,28 +135,54 @@ class PosixFileSystem final : public FileSystem {
   }
 
  private:
-  static Result<std::vector<std::string>> names_in(const std::string& path,
-                                                   int flags) {
+  struct Close {
+    void operator()(DIR* folder) const { ::closedir(folder); }
+  };
+  using Folder = std::unique_ptr<DIR, Close>;
+
+  // The directory `name` in the open one, to which `path` leads.
+  static Result<Folder> open_folder(int in, const std::string& name,
+                                    const std::string& path, int flags = 0) {
     const int fd =
-        ::open(path.c_str(), O_RDONLY | O_DIRECTORY | O_CLOEXEC | flags);
-    DIR* dir = fd < 0 ? nullptr : ::fdopendir(fd);
-    if (dir == nullptr) {
-      const int err = errno;
-      if (fd >= 0) ::close(fd);
-      return os_error("list " + path, err);
-    }
+        ::openat(in, name.c_str(), O_RDONLY | O_DIRECTORY | O_CLOEXEC | flags);
+    Folder folder(fd < 0 ? nullptr : ::fdopendir(fd));
+    if (folder) return folder;
+    const int err = errno;
+    if (fd >= 0) ::close(fd);
+    return os_error("list " + path, err);
+  }
+
+  static Result<std::vector<std::string>> names_in(const Folder& folder,
+                                                   const std::string& path) {
     std::vector<std::string> names;
     errno = 0;
-    while (const dirent* e = ::readdir(dir)) {
+    while (const dirent* e = ::readdir(folder.get())) {
       const std::string name = e->d_name;
       if (name != "." && name != "..") names.push_back(name);
       errno = 0;
     }
-    const int err = errno;
-    ::closedir(dir);
-    if (err != 0) return os_error("list " + path, err);
+    if (errno != 0) return os_error("list " + path, errno);
     std::sort(names.begin(), names.end());
     return names;
+  }
+
+  // By open directories, since a path may lead elsewhere by now.
+  static Status remove_at(int in, const std::string& name,
+                          const std::string& path) {
+    if (::unlinkat(in, name.c_str(), 0) == 0 || errno == ENOENT)
+      return ok_status();
+    if (errno != EISDIR) return os_error("remove " + path, errno);
+    if (path.size() >= PATH_MAX)
+      return os_error("remove " + path, ENAMETOOLONG);
+    ASSIGN_OR_RETURN(const Folder folder,
+                     open_folder(in, name, path, O_NOFOLLOW));
+    ASSIGN_OR_RETURN(const auto names, names_in(folder, path));
+    for (auto n = names.rbegin(); n != names.rend(); ++n)
+      RETURN_IF_ERROR(
+          remove_at(::dirfd(folder.get()), *n, path_join(path, *n)));
+    if (::unlinkat(in, name.c_str(), AT_REMOVEDIR) != 0)
+      return os_error("remove " + path, errno);
+    return ok_status();
   }
 
   static bool is_dir(const std::string& path) {
@@ -261,14 +295,18 @@ Status remove_all(FileSystem& fs, const std::string& path) {
   const Status there = fs.look_up(path);
   if (there.code() == Code::kNotFound) return ok_status();
   RETURN_IF_ERROR(there);
+  return fs.remove_tree(path);
+}
+
+Status FileSystem::remove_tree(const std::string& path) {
   // This also removes a link, whatever it leads to, which is somebody else's.
-  Status removed = fs.remove(path);
+  Status removed = remove(path);
   if (removed.ok()) return removed;
-  const auto names = fs.list_folder(path);
+  const auto names = list_folder(path);
   if (!names.ok()) return removed;  // not a directory
   for (auto name = names->rbegin(); name != names->rend(); ++name)
-    RETURN_IF_ERROR(remove_all(fs, path_join(path, *name)));
-  return fs.remove(path);
+    RETURN_IF_ERROR(remove_all(*this, path_join(path, *name)));
+  return remove(path);
 }
 
 std::string xxh128_text(std::string_view bytes) {

@@ -106,6 +106,8 @@ class FileSystem {
   virtual Status rename(const std::string& from, const std::string& to) = 0;
   // A file or an empty directory.
   virtual Status remove(const std::string& path) = 0;
+  // What is at `path`; see remove_all().
+  virtual Status remove_tree(const std::string& path);
   virtual Status sync_dir(const std::string& path) = 0;
 };
 
@@ -147,7 +149,8 @@ Status write_file_atomically(FileSystem& fs, const std::string& path,
 Result<std::string> read_file(FileSystem& fs, const std::string& path,
                               uint64_t max_bytes);
 // A file, a link (not what it leads to), or a directory and everything below
-// it, the last name first. Ok if there is nothing.
+// it, the last name first, even if somebody else replaces a directory by a link
+// meanwhile. Ok if there is nothing.
 Status remove_all(FileSystem& fs, const std::string& path);
 // 32 hex digits, as `xxhsum -H2` prints them.
 std::string xxh128_text(std::string_view bytes);

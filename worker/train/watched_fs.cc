@@ -94,6 +94,9 @@ class WatchedFileSystem final : public FileSystem {
   Status remove(const std::string& path) override {
     return watch_([&] { return inner_.remove(path); });
   }
+  Status remove_tree(const std::string& path) override {
+    return watch_([&] { return inner_.remove_tree(path); });
+  }
   Status sync_dir(const std::string& path) override {
     return watch_([&] { return inner_.sync_dir(path); });
   }
