@@ -1,6 +1,7 @@
 // The ranks' log files, and where a worker finds its coordinator.
 #include "worker/agent/shell/rank_logs.h"
 
+#include <sys/stat.h>
 #include <unistd.h>
 
 #include <chrono>
@@ -42,6 +43,23 @@ TEST(RankLogs, TheLastLineIsOfTheFileModifiedLast) {
   std::this_thread::sleep_for(std::chrono::milliseconds(20));
   std::ofstream(p.log, std::ios::app) << "step 2\n";
   EXPECT_EQ(log_tail(p, 1, 100), std::vector<std::string>{"step 2"});
+}
+
+// Another member of the group would learn from the events what it may not read.
+TEST(RankLogs, ALinkInTheFolderOfAGroupIsNotRead) {
+  TempDir dir;
+  const std::string folder = rundir::rank_logs_path(dir.path(), 3);
+  std::filesystem::create_directories(folder);
+  dir.write("secret", "secret\n");
+  const RankLogPaths p = rank_log_paths(folder, 0);
+  std::filesystem::create_symlink(dir / "secret", p.log);
+  ASSERT_EQ(mkfifo(p.out.c_str(), 0600), 0) << "which nobody opens";
+  EXPECT_TRUE(log_tail(p, 1, 100).empty());
+  std::filesystem::remove(p.log);
+  std::ofstream(p.log) << "step 1\n";
+  EXPECT_EQ(log_tail(p, 1, 100), std::vector<std::string>{"step 1"});
+  std::filesystem::create_directory_symlink(folder, dir / "logs/gen-4");
+  EXPECT_TRUE(log_tail(rank_log_paths(dir / "logs/gen-4", 0), 1, 9).empty());
 }
 
 TEST(RankLogs, OutputsOpenWithTheirFolder) {

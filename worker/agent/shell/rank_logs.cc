@@ -2,6 +2,7 @@
 
 #include <fcntl.h>
 #include <fmt/format.h>
+#include <sys/stat.h>
 #include <unistd.h>
 
 #include <algorithm>
@@ -9,7 +10,9 @@
 #include <filesystem>
 #include <vector>
 
+#include "proto/base/descriptor.h"
 #include "proto/base/entries.h"
+#include "proto/base/file_system.h"
 #include "proto/rundir/file_tail.h"
 #include "proto/rundir/paths.h"
 
@@ -18,6 +21,28 @@ namespace fs = std::filesystem;
 namespace {
 
 constexpr int64_t kTailBytes = 16 << 10;
+
+// Another member of the group may have put a link in the place of a file, or of
+// its folder. Returns the descriptor, or -1.
+int open_no_link(const std::string& path, int flags) {
+  const Descriptor folder(
+      ::open(parent_path(path).c_str(),
+             O_PATH | O_DIRECTORY | O_NOFOLLOW | O_CLOEXEC));
+  if (folder.get() < 0) return -1;
+  const std::string name = fs::path(path).filename().string();
+  return ::openat(folder.get(), name.c_str(), flags | O_NOFOLLOW | O_CLOEXEC,
+                  0666);
+}
+
+// Who may read the events of the run need not be allowed to read what a link
+// leads to. Nobody writes to a pipe.
+std::string tail_of(const std::string& path) {
+  const Descriptor fd(open_no_link(path, O_RDONLY | O_NONBLOCK));
+  struct stat st {};
+  if (fstat(fd.get(), &st) != 0 || !S_ISREG(st.st_mode)) return "";
+  return rundir::read_tail(fmt::format("/proc/self/fd/{}", fd.get()),
+                           kTailBytes);
+}
 
 // The last `lines` non-empty lines of a text, newest first.
 std::vector<std::string> last_lines(std::string_view text, size_t lines,
@@ -57,14 +82,10 @@ Status RankOutputs::open(const std::string& folder,
     fs::create_directories(folder, error);
   else if (!error)
     error = std::make_error_code(std::errc::no_such_file_or_directory);
-  // Another member of the group may have put a link there.
-  if (!error && fs::is_symlink(folder, error))
-    error = std::make_error_code(std::errc::too_many_symbolic_link_levels);
   for (const int rank : ranks) {
     if (error) break;
-    const int fd = ::open(
-        rank_log_paths(folder, rank).out.c_str(),
-        O_WRONLY | O_CREAT | O_TRUNC | O_APPEND | O_CLOEXEC | O_NOFOLLOW, 0666);
+    const int fd = open_no_link(rank_log_paths(folder, rank).out,
+                                O_WRONLY | O_CREAT | O_TRUNC | O_APPEND);
     if (fd < 0) error.assign(errno, std::system_category());
     if (fd >= 0) fds_[rank] = fd;
   }
@@ -123,8 +144,8 @@ std::string last_line(std::string_view text, size_t max_bytes) {
 
 std::vector<std::string> log_tail(const RankLogPaths& paths, size_t lines,
                                   size_t max_bytes) {
-  const std::string log = rundir::read_tail(paths.log, kTailBytes);
-  const std::string printed = rundir::read_tail(paths.out, kTailBytes);
+  const std::string log = tail_of(paths.log);
+  const std::string printed = tail_of(paths.out);
   const bool last = printed_last(paths);
   std::vector<std::string> out =
       last_lines(last ? printed : log, lines, max_bytes);
