@@ -46,24 +46,6 @@ Result<AllowedKey> allowed_from(wire::Section s) {
   return k;
 }
 
-// Whoever can replace the files of this folder decides who may connect.
-Status check_own_folder(const std::string& folder) {
-  struct stat st {};
-  if (lstat(folder.c_str(), &st) != 0) return errno_error(folder, errno);
-  if (!S_ISDIR(st.st_mode))
-    return invalid_argument(folder + ": must be a folder, not a link or file");
-  if (st.st_uid != geteuid() && st.st_uid != 0)
-    return invalid_argument(fmt::format(
-        "{}: belongs to another user (uid {}); the keys of a run must be your "
-        "own",
-        folder, st.st_uid));
-  if ((st.st_mode & (S_IWGRP | S_IWOTH)) == 0) return ok_status();
-  return invalid_argument(
-      fmt::format("{}: others may replace its keys (mode {:04o}); type: chmod "
-                  "700 {}",
-                  folder, st.st_mode & 07777, folder));
-}
-
 }  // namespace
 
 Result<std::vector<AllowedKey>> parse_allowed(const std::string& text) {
@@ -99,7 +81,7 @@ std::string allowed_text(const std::vector<AllowedKey>& keys) {
 }
 
 Result<std::vector<AllowedKey>> read_allowed(const std::string& run) {
-  RETURN_IF_ERROR(check_own_folder(keys_path(run)));
+  RETURN_IF_ERROR(wire::check_keys_folder(keys_path(run)));
   const std::string path = allowed_path(run);
   ASSIGN_OR_RETURN(const std::string text, read_file(path));
   auto keys = parse_allowed(text);
@@ -127,7 +109,7 @@ Status make_keys(FileSystem& fs, const std::string& run) {
   const std::string folder = keys_path(run);
   if (mkdir(folder.c_str(), 0700) != 0 && errno != EEXIST)
     return errno_error(folder, errno);
-  RETURN_IF_ERROR(check_own_folder(folder));
+  RETURN_IF_ERROR(wire::check_keys_folder(folder));
   const std::string next = next_key_path(run);
   for (const std::string& left :
        {next, key_path(run, "worker"), key_path(run, "operator")})

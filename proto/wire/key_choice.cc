@@ -26,7 +26,7 @@ Result<std::optional<ClientKeys>> choose_keys(const KeyChoice& c) {
   ClientKeys out{.own = file->pair, .server = file->server};
   if (!c.server.empty()) {
     ASSIGN_OR_RETURN(out.server, public_key_of(c.server));
-  } else if (!c.run.empty()) {
+  } else if (!c.run.empty() && check_keys_folder(rundir::keys_path(run)).ok()) {
     const auto here = read_public_key(rundir::server_key_path(run));
     if (here.ok()) out.server = *here;
   }

@@ -22,7 +22,8 @@ struct KeyChoice {
 };
 
 // nullopt with no_auth. The server's public key is `server`, else that in the
-// run directory, else the one in the key file. Errors say what to do.
+// run directory, if only this user or root may change it, else the one in the
+// key file. Errors say what to do.
 Result<std::optional<ClientKeys>> choose_keys(const KeyChoice& choice);
 
 }  // namespace remesh::wire

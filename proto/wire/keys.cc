@@ -132,6 +132,23 @@ std::string section_text(const Section& section) {
   return out;
 }
 
+Status check_keys_folder(const std::string& folder) {
+  struct stat st {};
+  if (lstat(folder.c_str(), &st) != 0) return errno_error(folder, errno);
+  if (!S_ISDIR(st.st_mode))
+    return invalid_argument(folder + ": must be a folder, not a link or file");
+  if (st.st_uid != geteuid() && st.st_uid != 0)
+    return invalid_argument(fmt::format(
+        "{}: belongs to another user (uid {}); the keys of a run must be your "
+        "own",
+        folder, st.st_uid));
+  if ((st.st_mode & (S_IWGRP | S_IWOTH)) == 0) return ok_status();
+  return invalid_argument(
+      fmt::format("{}: others may replace its keys (mode {:04o}); type: chmod "
+                  "700 {}",
+                  folder, st.st_mode & 07777, folder));
+}
+
 Result<KeyFile> read_key_file(const std::string& path) {
   struct stat st {};
   if (stat(path.c_str(), &st) != 0) return errno_error(path, errno);

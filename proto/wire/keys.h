@@ -37,6 +37,9 @@ struct KeyFile {
   KeyPair pair;
   std::string server;  // public key of the coordinator; "": not known
 };
+// Whoever can replace the files of a folder of keys decides who is trusted.
+// Fails unless it is a folder, no link, that only this user or root may change.
+Status check_keys_folder(const std::string& folder);
 // Fails if the file is not a key, or if others may read or change it: it must
 // belong to this user (mode 0600) or, like a secret that a service manager
 // passes on, to root (at most readable by the group).

@@ -16,6 +16,7 @@
 
 #include "proto/base/clock.h"
 #include "proto/wire/channel.h"
+#include "proto/wire/key_choice.h"
 #include "tests/testing/expect.h"
 #include "tests/testing/files.h"
 
@@ -562,6 +563,24 @@ TEST_F(KeyFileTest, PublicKeysAreReadFromWhateverHasOne) {
   std::ofstream(like) << key << "\n";
   EXPECT_EQ(*read_public_key(like), key);
   EXPECT_EQ(*public_key_of(like), key);
+}
+
+// A member of the group that shares the run directory may have made RUN/keys,
+// and RUN/coordinator.addr leads where it likes.
+TEST_F(KeyFileTest, TheServersKeyIsNotOneThatOthersMayReplace) {
+  const std::string folder = dir_.path() + "/keys";
+  const std::string next = new_key_pair().public_key;
+  ASSERT_OK(create_key_file(path(), key_));
+  ASSERT_TRUE(std::filesystem::create_directory(folder));
+  std::ofstream(folder + "/coordinator.pub") << next << "\n";
+  const auto server = [&] {
+    const auto keys = choose_keys({.run = dir_.path(), .key = path()});
+    return keys.ok() ? (*keys)->server : keys.status().message();
+  };
+  chmod(folder.c_str(), 0700);
+  EXPECT_EQ(server(), next) << "which the key file does not have yet";
+  chmod(folder.c_str(), 0770);
+  EXPECT_EQ(server(), key_.server);
 }
 
 TEST(Sections, RoundTrips) {
