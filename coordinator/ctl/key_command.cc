@@ -182,8 +182,10 @@ Result<KeyDone> revoke_key(const KeyOptions& o) {
   ASSIGN_OR_RETURN(const std::string run, run_with_keys(o));
   ASSIGN_OR_RETURN(auto keys, rundir::read_allowed(run));
   ASSIGN_OR_RETURN(const AllowedKey gone, named(keys, o.name));
+  // Also the one that it replaces, which is the same member.
   std::erase_if(keys, [&](const AllowedKey& k) {
-    return k.public_key == gone.public_key || k.name == gone.name;
+    return k.public_key == gone.public_key || k.name == gone.name ||
+           k.public_key == gone.replaces;
   });
   const auto fs = posix_file_system();
   RETURN_IF_ERROR(rundir::write_allowed(*fs, run, keys));

@@ -128,6 +128,9 @@ Status make_keys(FileSystem& fs, const std::string& run) {
 Result<std::string> make_member(FileSystem& fs, const std::string& run,
                                 AllowedKey key, std::string out,
                                 int64_t old_until) {
+  if (key.name == kCoordinator)
+    return invalid_argument(
+        "the coordinator's own key has this name; choose another one");
   ASSIGN_OR_RETURN(const std::string server,
                    wire::read_public_key(server_key_path(run)));
   ASSIGN_OR_RETURN(std::vector<AllowedKey> all, read_allowed(run));

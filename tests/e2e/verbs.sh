@@ -102,6 +102,12 @@ public=$(sed -n 's/^public *= *"\(.*\)"/\1/p' run/keys/anna.key)
 expect 0 "" remesh key revoke anna run
 expect 0 "" remesh key allow viewer anna "$public" run
 expect 0 anna remesh key list run --json
+# Whoever has stolen a key has it although another one replaces it.
+expect 0 "" remesh key rotate anna run
+expect 0 anna-old remesh key list run
+expect 0 "" remesh key revoke anna run
+same "keys of anna" "" "$(remesh key list run | grep anna)"
+expect 2 "choose another" remesh key new viewer coordinator run --out c.key
 
 remesh-coordinator job.toml --run-dir shared --make-keys --group "$(id -gn)" \
   >shared.out 2>&1 </dev/null &
