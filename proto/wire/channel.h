@@ -142,8 +142,9 @@ class Server {
   virtual void allow(const std::set<std::string>& keys) = 0;
   virtual void admit(const std::string& key) = 0;  // one more
   // Closes connections over which nothing has come since they were accepted so
-  // long ago, and those with a message that goes on for very long. Call it now
-  // and then.
+  // long ago, and those with a message that goes on for very long: a first one
+  // less long where more than kMaxConnectionsOfSource of a host have not ended.
+  // Call it now and then.
   virtual void close_offenders(int64_t silent_ms = kSpeakMs) = 0;
   // Tells all clients, also those that connect later, the public key that the
   // next server at this address will have.

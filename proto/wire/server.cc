@@ -38,6 +38,8 @@ constexpr int64_t kBadMs = 1;  // in which receive() drops frames in one call
 constexpr int kMostCollected = 10'000;
 // Of a message that is not complete: libzmq shows its parts only with the last.
 constexpr uint64_t kMostUndelivered = 2 * kMaxWaitingBytes;
+// The same of each first message, where many of a host are under way.
+constexpr uint64_t kMostOfMany = 64 << 10;
 constexpr int64_t kLookMs = 1000;
 
 size_t connection_limit() {
@@ -212,7 +214,8 @@ class ServerImpl : public Server {
       // Nothing that came before a whole message is part of one without an end.
       if (std::exchange(open.delivered, false)) open.delivered_bytes = received;
       if ((now - open.accepted_ms > silent_ms && !by_fd_.contains(fd)) ||
-          received > open.delivered_bytes + kMostUndelivered)
+          received > open.delivered_bytes + kMostUndelivered ||
+          (is_one_of_many(open) && received > kMostOfMany))
         shutdown(fd, SHUT_RDWR);
     }
   }
@@ -378,10 +381,9 @@ class ServerImpl : public Server {
   void note_accepted(int fd) {
     const Open& open = open_[fd] = {monotonic_ms(), host_of(fd)};
     prefer(fd);
-    const bool many = !open.silent_host.empty() &&
-                      ++silent_of_[open.silent_host] > kMaxConnectionsOfSource;
+    if (!open.silent_host.empty()) ++silent_of_[open.silent_host];
     if (open_.size() > max_connections_ ||
-        (many && open_.size() > max_connections_ / 2))
+        (is_one_of_many(open) && open_.size() > max_connections_ / 2))
       shutdown(fd, SHUT_RDWR);
   }
 
@@ -401,6 +403,13 @@ class ServerImpl : public Server {
     uint64_t delivered_bytes = 0;  // received up to a look after such a message
     uint64_t sent_bytes = 0;       // at least
   };
+
+  // Of those of a host over which nothing has come.
+  bool is_one_of_many(const Open& open) const {
+    const auto silent = silent_of_.find(open.silent_host);
+    return silent != silent_of_.end() &&
+           silent->second > kMaxConnectionsOfSource;
+  }
 
   struct Peer {
     int fd = -1;

@@ -448,6 +448,29 @@ TEST(Channel, AMessageThatNeverEndsClosesItsConnection) {
   EXPECT_TRUE(closed);
 }
 
+// Connections of one sender are counted once they have sent a message.
+TEST(Channel, ManyFirstMessagesThatDoNotEndCloseTheirConnections) {
+  auto server = bind_or_die();
+  std::string part = RawPeer::framed(std::string(100 << 10, 'x'));
+  part[0] = '\3';  // more follow
+  std::vector<std::unique_ptr<RawPeer>> peers;
+  const auto add = [&] {
+    peers.push_back(std::make_unique<RawPeer>(server->address()));
+    peers.back()->handshake();
+    peers.back()->send_bytes(part);
+  };
+  const auto is_closed = [&] {
+    server->close_offenders();
+    return peers.front()->closed_within(100);
+  };
+  for (size_t i = 0; i < kMaxConnectionsOfSource; ++i) add();
+  for (int i = 0; i < 15; ++i) ASSERT_FALSE(is_closed()) << "they are few";
+  add();
+  bool closed = false;
+  for (int i = 0; i < 600 && !closed; ++i) closed = is_closed();
+  EXPECT_TRUE(closed);
+}
+
 TEST(Channel, AnswersThatAreNotReadTakeLimitedMemory) {
   auto server = bind_or_die();
   RawPeer raw(server->address());
