@@ -1,12 +1,36 @@
 #include "coordinator/core/name_owners.h"
 
+#include <algorithm>
+#include <string_view>
+#include <utility>
+
 #include "proto/limits/plausible.h"
 
 namespace remesh::core {
 namespace {
 
 constexpr int kMaxOwners = limits::kMaxWorkers;
-constexpr int kMaxNamesOfKey = limits::kMaxWorkers;
+
+using Owners = google::protobuf::RepeatedPtrField<pb::Durable::NameOwner>;
+
+// The place of the name to forget if there are too many: of the key that has
+// the most, so that nobody's names drive out those of others, the oldest one of
+// a worker that is gone. Of keys with as many, the last one. -1: none is gone.
+int to_forget(const Owners& owners, const Roster& roster) {
+  struct Names {
+    int all = 0, oldest_gone = -1;
+  };
+  std::map<std::string_view, Names> of_key;
+  for (int i = owners.size() - 1; i >= 0; --i) {
+    Names& n = of_key[owners.Get(i).key()];
+    ++n.all;
+    if (roster.find(owners.Get(i).worker()) == nullptr) n.oldest_gone = i;
+  }
+  std::pair most(0, -1);
+  for (const auto& [key, n] : of_key)
+    if (n.oldest_gone >= 0) most = std::max(most, {n.all, n.oldest_gone});
+  return most.second;
+}
 
 }  // namespace
 
@@ -39,30 +63,18 @@ bool NameOwners::add(const std::string& worker, const std::string& key,
   std::string& owner = keys_[worker];
   if (owner == key) return false;
   owner = key;
-  auto* owners = durable->mutable_owners();
-  // A key that has too many loses its oldest one, of a worker that is gone; if
-  // there are too many in all, the oldest of those goes.
-  int oldest = -1, oldest_gone = -1;
-  int of_key = 0;
-  for (int i = owners->size() - 1; i >= 0; --i) {
-    const pb::Durable::NameOwner& o = owners->Get(i);
-    if (o.worker() == worker) {
-      owners->DeleteSubrange(i, 1);
-      if (oldest > i) --oldest;
-      if (oldest_gone > i) --oldest_gone;
-      continue;
-    }
-    const bool gone = roster.find(o.worker()) == nullptr;
-    if (gone) oldest_gone = i;
-    if (o.key() == key && ++of_key > 0 && gone) oldest = i;
-  }
-  if (of_key < kMaxNamesOfKey)
-    oldest = owners->size() < kMaxOwners ? -1 : oldest_gone;
+  Owners& owners = *durable->mutable_owners();
+  owners.erase(
+      std::remove_if(owners.begin(), owners.end(),
+                     [&](const auto& o) { return o.worker() == worker; }),
+      owners.end());
+  const int oldest =
+      owners.size() < kMaxOwners ? -1 : to_forget(owners, roster);
   if (oldest >= 0) {
-    keys_.erase(owners->Get(oldest).worker());
-    owners->DeleteSubrange(oldest, 1);
+    keys_.erase(owners.Get(oldest).worker());
+    owners.DeleteSubrange(oldest, 1);
   }
-  pb::Durable::NameOwner* entry = owners->Add();
+  pb::Durable::NameOwner* entry = owners.Add();
   entry->set_worker(worker);
   entry->set_key(key);
   return true;
