@@ -253,8 +253,9 @@ std::string rewrite_scenario(const std::vector<Block>& blocks,
   return text;
 }
 
-// Workers prepare, start their ranks and connect at one time, as the journal
-// and their last reports let expect.
+// Workers prepare at one time, as the journal and their last reports let
+// expect, and are told to run. What follows is shown unless their ranks start
+// and connect at that time.
 Fold Shortener::start(std::span<const std::string> lines) const {
   static const std::regex kPreparing(
       R"((\d+ +)journal preparing (g\d+)( .*? ranks (.*?) from step \d+)"
@@ -293,12 +294,17 @@ Fold Shortener::start(std::span<const std::string> lines) const {
                   "{0}{1} starts ranks{2} of {3}\n{0}{1} is RUNNING {3}\n",
                   time, w, numbers, g);
   }
-  const std::vector<std::string> expected = split_lines(fmt::format(
-      "{}{}{}{}journal running {}{}\n{}{}{}ranks of {} are connected\n",
-      prepare, idle, prepared, time, g, m.str(5), run, started, time, g));
-  if (!begin_with(rest, expected)) return {};
-  return {.text = {time + g + " runs" + m.str(3) + m.str(5) + spares, lines[1]},
-          .lines = 2 + expected.size()};
+  const std::vector<std::string> told =
+      split_lines(fmt::format("{}{}{}{}journal running {}{}\n{}", prepare, idle,
+                              prepared, time, g, m.str(5), run));
+  if (!begin_with(rest, told)) return {};
+  const std::vector<std::string> connected = split_lines(
+      fmt::format("{}{}ranks of {} are connected\n", started, time, g));
+  const bool runs = begin_with(rest.subspan(told.size()), connected);
+  return {.text = {time + g + (runs ? " runs" : " starts") + m.str(3) +
+                       m.str(5) + spares,
+                   lines[1]},
+          .lines = 2 + told.size() + (runs ? connected.size() : 0)};
 }
 
 // The start of a job that has all its slots at time 0 and uses all of them.

@@ -12,7 +12,8 @@
 // What follows from the rest is left out of the output: an ordinary start of a
 // generation is its line of the journal and the event, that of a job one line,
 // and so are the join of a worker, consecutive steps, and neighboring lines
-// that differ only in the worker:
+// that differ only in the worker. "starts" in place of "runs" is as far as the
+// directives to run:
 //
 //   500    g1 runs dp=2 ranks 0:a 1:b
 //   500    c joins g1 (1 slot on host-c)

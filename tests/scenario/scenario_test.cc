@@ -13,6 +13,7 @@
 #include <vector>
 
 #include "tests/scenario/scripted_cluster.h"
+#include "tests/testing/expect.h"
 #include "tests/testing/temp_dir.h"
 
 namespace remesh::scenario {
@@ -131,6 +132,12 @@ TEST(Shortener, LeavesOutWhatFollowsFromTheRest) {
             "530    g2 runs dp=2 ranks 0:a 1:c from step 2 scale=2 spare=b\n"
             "530    event mesh g2 from dp=3 to dp=2\n"
             "540    metrics step 5 g2\n");
+  std::vector<std::string> lines = ordinary_output();
+  lines.erase(lines.end() - 2);  // the ranks do not connect
+  EXPECT_HAS(shortened(lines),
+             "530    g2 starts dp=2 ranks 0:a 1:c from step 2 scale=2 spare=b\n"
+             "530    event mesh g2 from dp=3 to dp=2\n"
+             "530    a starts ranks 0 of g2\n");
 }
 
 TEST(Shortener, ShowsEveryOtherOutput) {
