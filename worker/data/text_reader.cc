@@ -7,6 +7,7 @@
 
 #include <algorithm>
 #include <cerrno>
+#include <cstring>
 #include <optional>
 #include <utility>
 
@@ -262,36 +263,6 @@ Result<size_t> TextReader::read(std::span<char> out) {
   return n;
 }
 
-bool Utf8Check::feed(std::string_view bytes) {
-  for (const char c : bytes) {
-    const auto b = static_cast<unsigned char>(c);
-    if (missing_ == 0) {
-      char_offset_ = offset_;
-      low_ = 0x80;
-      high_ = 0xBF;
-      if (b < 0x80) {
-        ++offset_;
-        continue;
-      }
-      if (b < 0xC2 || b > 0xF4) return false;
-      missing_ = b < 0xE0 ? 1 : b < 0xF0 ? 2 : 3;
-      if (b == 0xE0) low_ = 0xA0;   // overlong
-      if (b == 0xED) high_ = 0x9F;  // surrogates
-      if (b == 0xF0) low_ = 0x90;   // overlong
-      if (b == 0xF4) high_ = 0x8F;  // above U+10FFFF
-    } else {
-      if (b < low_ || b > high_) return false;
-      low_ = 0x80;
-      high_ = 0xBF;
-      --missing_;
-    }
-    ++offset_;
-  }
-  return true;
-}
-
-bool Utf8Check::finish() { return missing_ == 0; }
-
 BlockSplitter::BlockSplitter(size_t block_bytes, Sink sink)
     : block_bytes_(block_bytes), sink_(std::move(sink)) {
   CHECK(block_bytes >= 64);  // longer than a separator line
@@ -376,25 +347,27 @@ Result<uint64_t> split_text(TextReader& reader, bool raw_bytes,
                             BlockSplitter& splitter,
                             const std::function<void(uint64_t)>& progress) {
   std::vector<char> portion(kPortion);
-  Utf8Check utf8;
-  const auto not_utf8 = [&] {
-    return invalid_argument(fmt::format(
-        "{}: not UTF-8 at byte {} of the text (--raw-bytes accepts it)",
-        reader.path(), utf8.bad_offset()));
-  };
+  size_t kept = 0;  // bytes of a character that the next portion completes
   uint64_t reported = 0;
   uint64_t bytes = 0;
-  for (;;) {
-    ASSIGN_OR_RETURN(const size_t got, reader.read(portion));
+  for (size_t got = 1; got > 0;) {
+    ASSIGN_OR_RETURN(got, reader.read(std::span(portion).subspan(kept)));
     progress(reader.bytes_done() - reported);
     reported = reader.bytes_done();
-    if (got == 0) break;
-    const std::string_view text(portion.data(), got);
-    if (!raw_bytes && !utf8.feed(text)) return not_utf8();
+    std::string_view text(portion.data(), kept + got);
+    if (!raw_bytes && got > 0)
+      text = text.substr(0, tokenizer::complete_prefix(text));
+    if (const size_t valid =
+            raw_bytes ? text.size() : tokenizer::valid_prefix(text);
+        valid < text.size())
+      return invalid_argument(fmt::format(
+          "{}: not UTF-8 at byte {} of the text (--raw-bytes accepts it)",
+          reader.path(), bytes + valid));
     RETURN_IF_ERROR(splitter.feed(text));
-    bytes += got;
+    bytes += text.size();
+    kept += got - text.size();
+    std::memmove(portion.data(), portion.data() + text.size(), kept);
   }
-  if (!raw_bytes && !utf8.finish()) return not_utf8();
   RETURN_IF_ERROR(splitter.end_file());
   return bytes;
 }

@@ -1,6 +1,5 @@
 // The input side of prepare.h. TextReader streams a text file, plain or
-// compressed. Utf8Check validates a stream. BlockSplitter splits a stream into
-// documents and blocks.
+// compressed. BlockSplitter splits a stream into documents and blocks.
 //
 // None is thread-safe. Each uses constant memory, or memory proportional to the
 // block size (and the dictionary of the compression, at most 1 GiB).
@@ -47,25 +46,6 @@ class TextReader {
   struct Impl;
   explicit TextReader(std::unique_ptr<Impl> impl);
   std::unique_ptr<Impl> impl_;
-};
-
-// Unicode 15, table 3-7: no overlong forms, surrogates, or code points above
-// U+10FFFF.
-class Utf8Check {
- public:
-  // False if the stream so far is not UTF-8; then bad_offset() is the offset of
-  // the invalid character in the stream.
-  bool feed(std::string_view bytes);
-  // False if the stream ends inside a character.
-  bool finish();
-  uint64_t bad_offset() const { return char_offset_; }
-
- private:
-  uint64_t offset_ = 0;       // bytes seen
-  uint64_t char_offset_ = 0;  // begin of the current character
-  int missing_ = 0;           // continuation bytes that it still needs
-  unsigned char low_ = 0x80;  // bounds of the next byte
-  unsigned char high_ = 0xBF;
 };
 
 inline constexpr std::string_view kDocumentSeparator = "<|endoftext|>";

@@ -64,15 +64,6 @@ Status check_kind(const Model& m) {
   return ok_status();
 }
 
-bool is_utf8(std::string_view text) {
-  while (!text.empty()) {
-    const Char c = first_char(text);
-    if (c.code < 0) return false;
-    text.remove_prefix(c.length);
-  }
-  return true;
-}
-
 // The pieces that text becomes, by their text.
 using Ids = std::unordered_map<std::string_view, int32_t>;
 
@@ -82,7 +73,7 @@ Result<Ids> ids_of(const Model& m) {
   for (int i = 0; i < m.pieces_size(); ++i) {
     const Piece& p = m.pieces(i);
     if (p.piece().empty() || p.piece().size() > kMaxTokenBytes ||
-        !is_utf8(p.piece()) || !std::isfinite(p.score()))
+        valid_prefix(p.piece()) < p.piece().size() || !std::isfinite(p.score()))
       return invalid_argument(fmt::format(
           "piece {}: must have 1 to {} bytes of UTF-8 and a finite score", i,
           kMaxTokenBytes));

@@ -22,7 +22,8 @@ Char first_char(std::string_view text);
 
 // Length of `text` without an incomplete character at its end.
 size_t complete_prefix(std::string_view text);
-// Length of the UTF-8 that `text` begins with.
+// Length of the UTF-8 that `text` begins with (Unicode 15, table 3-7: no
+// overlong forms, surrogates, or code points above U+10FFFF).
 size_t valid_prefix(std::string_view text);
 // Length of the white space that `text` begins or ends with.
 size_t leading_space(std::string_view text);

@@ -181,7 +181,6 @@ TEST_F(DataFuzz, CompressedAndPlainText) {
   fuzz(inputs, 600, [&](const std::string& bytes) -> Status {
     const std::string path = dir_.write("fuzz.in", bytes);
     ASSIGN_OR_RETURN(data::TextReader reader, data::TextReader::open(path));
-    data::Utf8Check utf8;
     size_t out = 0;
     data::BlockSplitter splitter(512, [&](const data::TextBlock& block) {
       EXPECT_LE(block.text.size(), 1024U);
@@ -189,15 +188,9 @@ TEST_F(DataFuzz, CompressedAndPlainText) {
       out += block.text.size();
       return ok_status();
     });
-    std::vector<char> portion(3000);
-    for (;;) {
-      ASSIGN_OR_RETURN(const size_t got, reader.read(portion));
-      if (got == 0) break;
-      const std::string_view text(portion.data(), got);
-      if (!utf8.feed(text)) return invalid_argument("not UTF-8");
-      RETURN_IF_ERROR(splitter.feed(text));
-    }
-    RETURN_IF_ERROR(splitter.end_file());
+    const auto split = data::split_text(reader, /*raw_bytes=*/false, splitter,
+                                        [](uint64_t) {});
+    RETURN_IF_ERROR(split.status());
     return splitter.finish();
   });
 }

@@ -7,6 +7,7 @@
 #include "tests/testing/expect.h"
 #include "tests/testing/seed.h"
 #include "tests/unit/data/data_test_util.h"
+#include "worker/tokenizer/unicode.h"
 
 namespace remesh::data {
 namespace {
@@ -163,61 +164,32 @@ TEST(TextReader, WhatFollowsTheEndOfAStreamIsFound) {
   }
 }
 
-// Naive reference: decodes the bit patterns, then checks the code point.
-bool naive_utf8(const std::string& s) {
-  for (size_t i = 0; i < s.size();) {
-    const auto b = static_cast<unsigned char>(s[i]);
-    const size_t n = b < 0x80             ? 1
-                     : (b & 0xE0) == 0xC0 ? 2
-                     : (b & 0xF0) == 0xE0 ? 3
-                     : (b & 0xF8) == 0xF0 ? 4
-                                          : 0;
-    if (n == 0 || i + n > s.size()) return false;
-    uint32_t point = n == 1 ? b : b & (0xFFU >> (n + 1));
-    for (size_t k = 1; k < n; ++k) {
-      const auto c = static_cast<unsigned char>(s[i + k]);
-      if ((c & 0xC0) != 0x80) return false;
-      point = point << 6 | (c & 0x3F);
-    }
-    constexpr uint32_t kLeast[] = {0, 0, 0x80, 0x800, 0x10000};
-    if (point < kLeast[n] || point > 0x10FFFF ||
-        (point >= 0xD800 && point <= 0xDFFF))
-      return false;
-    i += n;
+TEST(SplitText, ACharacterMayBeDividedBetweenPortions) {
+  const TempDir dir;
+  std::string all;
+  const auto split = [&](const std::string& text) -> Result<uint64_t> {
+    all.clear();
+    ASSIGN_OR_RETURN(TextReader reader,
+                     TextReader::open(dir.write("a.txt", text)));
+    BlockSplitter splitter(64, [&](const TextBlock& b) {
+      all += b.text;
+      return ok_status();
+    });
+    ASSIGN_OR_RETURN(
+        const uint64_t bytes,
+        split_text(reader, /*raw_bytes=*/false, splitter, [](uint64_t) {}));
+    RETURN_IF_ERROR(splitter.finish());
+    return bytes;
+  };
+  // It reads a MiB at once.
+  for (const size_t before : {(1 << 20) - 4, (1 << 20) - 3, (1 << 20) - 1}) {
+    const std::string text = std::string(before, 'a') + "\xF0\x9D\x84\x9E";
+    EXPECT_EQ(split(text + "b\n").value(), text.size() + 2);
+    EXPECT_EQ(all, text + "b\n");
+    const std::string where = "not UTF-8 at byte " + std::to_string(before);
+    EXPECT_SAYS(split(text.substr(0, before + 2) + "b\n"), where);
+    EXPECT_SAYS(split(text.substr(0, before + 3)), where);
   }
-  return true;
-}
-
-TEST(Utf8, AgreesWithTheNaiveTwinOnRandomBytes) {
-  const uint64_t seed = test_seed();
-  SCOPED_TRACE("seed " + std::to_string(seed));
-  std::mt19937_64 rng(seed);
-  // Bytes at the bounds of the ranges make valid characters likely.
-  const std::string bytes =
-      "a\x7f\x80\x8f\x90\x9f\xa0\xbf\xc1\xc2\xdf\xe0\xe1\xed\xee\xef\xf0\xf1"
-      "\xf4\xf5";
-  int valid = 0;
-  for (int trial = 0; trial < 200'000; ++trial) {
-    std::string s;
-    for (size_t n = 1 + rng() % 5; n > 0; --n) s += bytes[rng() % bytes.size()];
-    Utf8Check check;
-    const size_t cut = rng() % (s.size() + 1);
-    const bool ok = check.feed(s.substr(0, cut)) && check.feed(s.substr(cut)) &&
-                    check.finish();
-    ASSERT_EQ(ok, naive_utf8(s)) << testing::PrintToString(s);
-    valid += ok ? 1 : 0;
-  }
-  EXPECT_GT(valid, 1000);
-}
-
-TEST(Utf8, TheOffsetIsWhereTheWrongCharacterBegins) {
-  Utf8Check a;
-  EXPECT_FALSE(a.feed("ab\xC3\xA9\xE2\x82x"));
-  EXPECT_EQ(a.bad_offset(), 4U);
-  Utf8Check b;
-  EXPECT_TRUE(b.feed("ab\xE2\x82"));
-  EXPECT_FALSE(b.finish());
-  EXPECT_EQ(b.bad_offset(), 2U);
 }
 
 // Text of short, long and empty lines, separators and near-separators.
@@ -306,8 +278,7 @@ TEST(BlockSplitter, DocumentsComeOutWholeWhateverThePortions) {
       ASSERT_EQ(b.text, blocks[1][i].text);
       ASSERT_EQ(b.ends, blocks[1][i].ends);
       ASSERT_LE(b.text.size(), 2 * block);
-      Utf8Check utf8;
-      ASSERT_TRUE(utf8.feed(b.text) && utf8.finish());  // no split character
+      ASSERT_EQ(tokenizer::valid_prefix(b.text), b.text.size());
       size_t begin = 0;
       for (const size_t end : b.ends) {
         documents.back() += b.text.substr(begin, end - begin);

@@ -1,10 +1,12 @@
 // Everything before the model: characters and patterns.
 
+#include <random>
 #include <string>
 #include <string_view>
 #include <vector>
 
 #include "tests/testing/expect.h"
+#include "tests/testing/seed.h"
 #include "worker/tokenizer/pipeline.h"
 #include "worker/tokenizer/regex.h"
 #include "worker/tokenizer/unicode.h"
@@ -41,6 +43,53 @@ TEST(Unicode, CompletePrefixWithholdsOnlyWhatMayBecomeACharacter) {
   EXPECT_EQ(complete_prefix("a\xF0\x9F\x98"), 1U);
   EXPECT_EQ(complete_prefix("a\xFF"), 2U);
   EXPECT_EQ(complete_prefix("\x80\x80\x80\x80"), 4U);
+}
+
+// Naive reference: decodes the bit patterns, then checks the code point.
+bool naive_utf8(const std::string& s) {
+  for (size_t i = 0; i < s.size();) {
+    const auto b = static_cast<unsigned char>(s[i]);
+    const size_t n = b < 0x80             ? 1
+                     : (b & 0xE0) == 0xC0 ? 2
+                     : (b & 0xF0) == 0xE0 ? 3
+                     : (b & 0xF8) == 0xF0 ? 4
+                                          : 0;
+    if (n == 0 || i + n > s.size()) return false;
+    uint32_t point = n == 1 ? b : b & (0xFFU >> (n + 1));
+    for (size_t k = 1; k < n; ++k) {
+      const auto c = static_cast<unsigned char>(s[i + k]);
+      if ((c & 0xC0) != 0x80) return false;
+      point = point << 6 | (c & 0x3F);
+    }
+    constexpr uint32_t kLeast[] = {0, 0, 0x80, 0x800, 0x10000};
+    if (point < kLeast[n] || point > 0x10FFFF ||
+        (point >= 0xD800 && point <= 0xDFFF))
+      return false;
+    i += n;
+  }
+  return true;
+}
+
+TEST(Unicode, ValidPrefixAgreesWithTheNaiveTwinOnRandomBytes) {
+  const uint64_t seed = test_seed();
+  SCOPED_TRACE("seed " + std::to_string(seed));
+  std::mt19937_64 rng(seed);
+  // Bytes at the bounds of the ranges make valid characters likely.
+  const std::string bytes =
+      "a\x7f\x80\x8f\x90\x9f\xa0\xbf\xc1\xc2\xdf\xe0\xe1\xed\xee\xef\xf0\xf1"
+      "\xf4\xf5";
+  int valid = 0;
+  for (int trial = 0; trial < 200'000; ++trial) {
+    std::string s;
+    for (size_t n = 1 + rng() % 5; n > 0; --n) s += bytes[rng() % bytes.size()];
+    ASSERT_EQ(valid_prefix(s) == s.size(), naive_utf8(s))
+        << testing::PrintToString(s);
+    if (!naive_utf8(s)) continue;
+    ++valid;
+    const std::string cut = s.substr(0, rng() % (s.size() + 1));
+    ASSERT_EQ(complete_prefix(cut), valid_prefix(cut));
+  }
+  EXPECT_GT(valid, 1000);
 }
 
 TEST(Unicode, WhiteSpaceOnBothSides) {
