@@ -69,6 +69,8 @@ TEST(RankEnv, NetworksOfThisHostAreFound) {
   EXPECT_EQ(lo.unused_family, 4);
   EXPECT_EQ(mpi_network("lo,127.0.0.0/8").listen, "127.0.0.1");
   EXPECT_EQ(mpi_network("").unused_family, 0);
+  EXPECT_OK(check_listens(lo, "lo"));
+  EXPECT_SAYS(check_listens(mpi_network(""), ""), "give --interface");
   // No interface can have this address.
   EXPECT_EQ(mpi_network("255.255.255.255/32").listen, "");
 }
@@ -82,7 +84,7 @@ TEST(RankEnv, WorkersExchangeTheirNetworksInAFence) {
   const FenceNetworks fence = split_networks(all);
   EXPECT_EQ(fence.blob, "oneRMNW three");
   EXPECT_EQ(fence.addresses.at("a"), lo.addresses);
-  EXPECT_FALSE(fence.addresses.contains("b"));  // uses all its networks
+  EXPECT_FALSE(fence.addresses.contains("b"));  // names none
   for (size_t n = 0; n <= all.size(); ++n)
     (void)split_networks(std::string_view(all).substr(0, n));
   EXPECT_EQ(split_networks("plain").blob, "plain");

@@ -134,10 +134,12 @@ Status Launcher::start_generation(const pb::Assignment& assignment,
   if (state_job_ != 0) RETURN_IF_ERROR(scratch_->make_state_folder());
   network_.reset();
   apart_.clear();
-  if (placement.nodes.size() > 1)
-    network_ = mpi_network(placement.one_host ? "lo" : options_.tcp_interfaces);
-  if (network_ && !placement.one_host)
-    RETURN_IF_ERROR(check_listens(*network_, options_.tcp_interfaces));
+  if (placement.nodes.size() > 1) {
+    const std::string interfaces =
+        placement.one_host ? "lo" : options_.tcp_interfaces;
+    network_ = mpi_network(interfaces);
+    RETURN_IF_ERROR(check_listens(*network_, interfaces));
+  }
   if (options_.wireguard != nullptr && network_ && !placement.one_host) {
     network_ = options_.wireguard->network(*network_);
     if (network_->tunnel.empty())

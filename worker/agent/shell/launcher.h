@@ -42,7 +42,7 @@ struct LauncherOptions {
   std::string worker;   // name
   std::string trainer;  // path of remesh-trainer
   int cores = 1;
-  // Interfaces or CIDRs for MPI between hosts; "": see rank_env.h.
+  // Interfaces or CIDRs for MPI between hosts; "": not known.
   std::string tcp_interfaces;
   PortRange ports;                 // for MPI between workers
   WireGuard* wireguard = nullptr;  // carries MPI between hosts, if not null

@@ -169,9 +169,13 @@ MpiNetwork mpi_network(const std::string& interfaces) {
 }
 
 Status check_listens(const MpiNetwork& network, const std::string& interfaces) {
-  if (interfaces.empty() || !network.addresses.empty()) return ok_status();
-  return unavailable("no address of this host that is up is in --interface " +
-                     interfaces);
+  if (!network.addresses.empty()) return ok_status();
+  return unavailable(
+      interfaces.empty()
+          ? "no route tells which network leads to the other hosts; give "
+            "--interface"
+          : "no address of this host that is up is in --interface " +
+                interfaces);
 }
 
 std::string network_towards(const std::string& address) {

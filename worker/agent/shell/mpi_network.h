@@ -21,11 +21,10 @@ Result<PortRange> parse_ports(const std::string& text);
 
 // What MPI uses of this host's network.
 struct MpiNetwork {
-  // Names of interfaces or IPv4 CIDRs, comma-separated; "" lets Open MPI choose
-  // among all but loopback and container bridges.
+  // Names of interfaces or IPv4 CIDRs, comma-separated.
   std::string interfaces;
   std::string listen;  // addresses to listen on, comma-separated; "": all
-  // Addresses of this host in them, as CIDRs; empty if Open MPI chooses.
+  // Addresses of this host in them, as CIDRs.
   std::vector<std::string> addresses;
   int unused_family = 0;  // 4 or 6: IPv4 or IPv6; 0: both are used
   // With a WireGuard interface (wireguard.h): this end of the tunnels, and the

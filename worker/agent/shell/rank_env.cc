@@ -38,10 +38,7 @@ void put_network(const MpiSettings& settings, std::vector<std::string>& env) {
   if (!settings.tcp) return put(env, "OMPI_MCA_btl=self,vader");
   const MpiNetwork& net = *settings.tcp;
   put(env, "OMPI_MCA_btl=self,vader,tcp");
-  put(env, net.interfaces.empty()
-               ? "OMPI_MCA_btl_tcp_if_exclude=127.0.0.0/8,docker0,virbr0,cni0,"
-                 "podman0"
-               : "OMPI_MCA_btl_tcp_if_include=" + net.interfaces);
+  put(env, "OMPI_MCA_btl_tcp_if_include=" + net.interfaces);
   if (net.unused_family != 0)
     put(env,
         fmt::format("OMPI_MCA_btl_tcp_disable_family={}", net.unused_family));
