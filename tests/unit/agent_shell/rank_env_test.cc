@@ -91,6 +91,7 @@ TEST(RankEnv, WorkersExchangeTheirNetworksInAFence) {
   EXPECT_EQ(why_apart(lo.addresses, {{"a", {"127.0.0.2/8"}}}), "");
   EXPECT_EQ(why_apart({}, fence.addresses), "");
   EXPECT_HAS(why_apart(lo.addresses, {{"c", {"192.0.2.7/24"}}}), "worker c");
+  EXPECT_HAS(why_apart(lo.addresses, {{"d", {"localhost"}}}), "worker d");
 }
 
 TEST(RankEnv, TunnelEndpointsAreExchanged) {

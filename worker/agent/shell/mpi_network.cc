@@ -25,10 +25,12 @@ namespace {
 constexpr std::string_view kMagic = "RMNW";
 constexpr std::string_view kTunnel = "wireguard=";
 
-// The address of the interface by which packets to `host` leave.
+// The address of the interface by which packets to `host` leave. flags: of
+// getaddrinfo().
 bool source_address(const std::string& host, const std::string& port,
-                    sockaddr_storage& out) {
+                    sockaddr_storage& out, int flags = 0) {
   addrinfo hints{};
+  hints.ai_flags = flags;
   hints.ai_socktype = SOCK_DGRAM;
   addrinfo* found = nullptr;
   if (getaddrinfo(host.c_str(), port.c_str(), &hints, &found) != 0)
@@ -109,10 +111,11 @@ std::string address_text(const std::string& bytes) {
 }
 
 // Whether packets to `address` stay in the networks of `own` (CIDRs), or a
-// route leads there from one of their addresses.
+// route leads there from one of their addresses. Another worker says what the
+// address is: no name server is asked for it.
 bool reaches(const std::vector<std::string>& own, const std::string& address) {
   sockaddr_storage source{};
-  if (!source_address(address, "9", source)) return false;
+  if (!source_address(address, "9", source, AI_NUMERICHOST)) return false;
   const std::string from = bytes_of(reinterpret_cast<const sockaddr*>(&source));
   std::string bytes(from.size(), '\0');
   const int family = from.size() == sizeof(in_addr) ? AF_INET : AF_INET6;
