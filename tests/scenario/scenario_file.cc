@@ -133,26 +133,47 @@ std::string merge_workers(std::span<const std::string> lines) {
 }
 
 // The metrics of consecutive steps, of one time or 10 ms apart as `step` lets
-// them pass.
+// them pass, with the entry of the journal that the first one may cause.
 Fold finished_steps(std::span<const std::string> lines) {
   static const std::regex kMetrics(R"((\d+) +metrics step (\d+) (g\d+))");
   std::smatch m;
-  if (!std::regex_match(lines[0], m, kMetrics)) return {};
+  const bool journaled =
+      lines.size() > 1 && std::regex_match(lines[1], m, kMetrics) &&
+      lines[0] == fmt::format("{:<6} journal running {}", m.str(1), m.str(3));
+  if (!journaled && !std::regex_match(lines[0], m, kMetrics)) return {};
+  const auto metrics = lines.subspan(journaled ? 1 : 0);
   const int64_t time = std::stoll(m[1]);
   const int64_t step = std::stoll(m[2]);
+  const auto text = [&](const std::string& steps, const std::string& until) {
+    return fmt::format("{:<6} metrics {} {}{}{}", time, steps, m.str(3), until,
+                       journaled ? ", journaled" : "");
+  };
   for (const int64_t apart : {0, 10}) {
     int64_t n = 0;
-    while (n < std::ssize(lines) &&
-           lines[n] == fmt::format("{:<6} metrics step {} {}", time + n * apart,
-                                   step + n, m.str(3)))
+    while (n < std::ssize(metrics) &&
+           metrics[n] == fmt::format("{:<6} metrics step {} {}",
+                                     time + n * apart, step + n, m.str(3)))
       ++n;
     if (n < 2) continue;
-    std::string text = fmt::format("{:<6} metrics steps {} to {} {}", time,
-                                   step, step + n - 1, m.str(3));
-    if (apart > 0) text += fmt::format(" until {}", time + (n - 1) * apart);
-    return {.text = {text}, .lines = static_cast<size_t>(n)};
+    return {
+        .text = {text(
+            fmt::format("steps {} to {}", step, step + n - 1),
+            apart > 0 ? fmt::format(" until {}", time + (n - 1) * apart) : "")},
+        .lines = static_cast<size_t>(n) + (journaled ? 1 : 0)};
   }
-  return {};
+  if (!journaled) return {};
+  return {.text = {text(fmt::format("step {}", step), "")}, .lines = 2};
+}
+
+// A worker starts its ranks and says so.
+Fold ranks_started(std::span<const std::string> lines) {
+  static const std::regex kStarts(R"((\d+ +\S+) starts (ranks .*) of (g\d+))");
+  std::smatch m;
+  if (lines.size() < 2 || !std::regex_match(lines[0], m, kStarts) ||
+      lines[1] != m.str(1) + " is RUNNING " + m.str(3))
+    return {};
+  return {.text = {m.str(1) + " runs " + m.str(2) + " of " + m.str(3)},
+          .lines = 2};
 }
 
 bool begin_with(std::span<const std::string> lines,
@@ -336,6 +357,7 @@ std::string Shortener::shortened(const std::string& output) {
     Fold fold = text.empty() ? first_start(rest) : Fold();
     if (fold.lines == 0) fold = start(rest);
     if (fold.lines == 0) fold = joined(rest);
+    if (fold.lines == 0) fold = ranks_started(rest);
     if (fold.lines == 0) fold = finished_steps(rest);
     if (fold.lines == 0) fold = {.text = {rest[0]}, .lines = 1};
     text.insert(text.end(), fold.text.begin(), fold.text.end());

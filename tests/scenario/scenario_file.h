@@ -11,13 +11,14 @@
 // named argument, and quotes keep blanks together: error="out of memory".
 // What follows from the rest is left out of the output: an ordinary start of a
 // generation is its line of the journal and the event, that of a job one line,
-// and so are the join of a worker, consecutive steps, and neighboring lines
-// that differ only in the worker. "starts" in place of "runs" is as far as the
-// directives to run:
+// and so are the join of a worker, its start of ranks with its report,
+// consecutive steps with an entry of the journal before them, and neighboring
+// lines that differ only in the worker. "starts" in place of "runs" is as far
+// as the directives to run:
 //
 //   500    g1 runs dp=2 ranks 0:a 1:b
 //   500    c joins g1 (1 slot on host-c)
-//   510    metrics steps 1 to 3 g1 until 530
+//   510    metrics steps 1 to 3 g1 until 530, journaled
 //   700    tell a, b ABORT g1
 //   700    g2 runs dp=1 ranks 0:a from step 0 cordoned=host-b spare=b
 //   700    event mesh g2 ...

@@ -81,6 +81,7 @@ TEST(ScenarioFile, CommandsWithoutOutputAreRefused) {
 // Of a run of two workers and a spare one, which joins later.
 std::vector<std::string> ordinary_output() {
   const std::string output =
+      "510    journal running g1\n"
       "510    metrics step 1 g1\n"
       "520    metrics step 2 g1\n"
       "520    metrics step 3 g1\n"
@@ -124,7 +125,7 @@ std::string shortened(const std::vector<std::string>& lines) {
 
 TEST(Shortener, LeavesOutWhatFollowsFromTheRest) {
   EXPECT_EQ(shortened(ordinary_output()),
-            "510    metrics steps 1 to 2 g1 until 520\n"
+            "510    metrics steps 1 to 2 g1 until 520, journaled\n"
             "520    metrics steps 3 to 4 g1\n"
             "530    a is QUIESCED g1 holds g1:2\n"
             "530    b joins g1 (1 slot on host-b)\n"
@@ -137,7 +138,7 @@ TEST(Shortener, LeavesOutWhatFollowsFromTheRest) {
   EXPECT_HAS(shortened(lines),
              "530    g2 starts dp=2 ranks 0:a 1:c from step 2 scale=2 spare=b\n"
              "530    event mesh g2 from dp=3 to dp=2\n"
-             "530    a starts ranks 0 of g2\n");
+             "530    a runs ranks 0 of g2\n");
 }
 
 TEST(Shortener, ShowsEveryOtherOutput) {
