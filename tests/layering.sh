@@ -29,7 +29,7 @@ pmix worker/agent/shell/pmix_([a-z_]*\.cc|call\.h)
 dnnl worker/kernels/cpu/onednn_[a-z_]*\.cc
 toml[+][+] parallel/jobfile/[a-z_]*\.cc
 archive worker/data/text_reader\.cc
-sodium\.h proto/base/keyed_hash\.cc|worker/tokenizer/tiktoken\.cc
+sodium\.h proto/base/keyed_hash\.cc|worker/agent/shell/wireguard\.cc|worker/tokenizer/tiktoken\.cc
 pcre2\.h worker/tokenizer/regex\.cc
 utf8proc\.h worker/tokenizer/unicode\.cc
 RULES

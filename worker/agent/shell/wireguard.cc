@@ -5,6 +5,7 @@
 #include <fmt/format.h>
 #include <net/if.h>
 #include <signal.h>
+#include <sodium.h>
 #include <sys/stat.h>
 #include <sys/wait.h>
 #include <unistd.h>
@@ -21,6 +22,7 @@
 
 #include "proto/base/child.h"
 #include "proto/base/clock.h"
+#include "proto/base/number.h"
 #include "proto/base/rng.h"
 #include "proto/base/sharing.h"
 #include "proto/base/text.h"
@@ -43,21 +45,19 @@ constexpr char kWhat[] =
     "WireGuard needs the capability CAP_NET_ADMIN, ip(8), wg(8), and a kernel "
     "with WireGuard or the program wireguard-go";
 
-constexpr std::string_view kBase64 =
-    "ABCDEFGHIJKLMNOPQRSTUVWXYZabcdefghijklmnopqrstuvwxyz0123456789+/";
-
-// RFC 4648, of a key.
 std::string base64_of(const std::array<uint8_t, kKeyBytes>& key) {
-  std::string out;
-  uint32_t bits = 0;
-  int count = 0;
-  for (const uint8_t byte : key) {
-    bits = bits << 8 | byte;
-    for (count += 8; count >= 6; count -= 6)
-      out += kBase64[bits >> (count - 6) & 63];
-  }
-  out += kBase64[bits << (6 - count) & 63];
-  return out + "=";
+  std::array<char, kKeyText + 1> text{};
+  return sodium_bin2base64(text.data(), text.size(), key.data(), key.size(),
+                           sodium_base64_VARIANT_ORIGINAL);
+}
+
+bool is_key(std::string_view text) {
+  std::array<uint8_t, kKeyBytes> key{};
+  size_t size = 0;
+  return sodium_base642bin(key.data(), key.size(), text.data(), text.size(),
+                           nullptr, &size, nullptr,
+                           sodium_base64_VARIANT_ORIGINAL) == 0 &&
+         size == key.size();
 }
 
 // The program on the PATH, or in a folder of system programs.
@@ -75,20 +75,17 @@ std::string find_program(const std::string& name) {
 Result<TunnelEnd> parse_tunnel(const std::string& text) {
   const size_t comma = text.find(',');
   const size_t colon = text.rfind(':');
-  const bool shape = comma == kKeyText && colon != std::string::npos &&
-                     colon > comma + 1 && text[kKeyText - 1] == '=' &&
-                     text.find_first_not_of(kBase64) == kKeyText - 1;
-  if (shape) {
+  const bool shape =
+      comma == kKeyText && colon != std::string::npos && colon > comma + 1;
+  if (shape && is_key(text.substr(0, comma))) {
     TunnelEnd out{text.substr(0, comma), text.substr(comma + 1)};
     std::string host = text.substr(comma + 1, colon - comma - 1);
-    const std::string port = text.substr(colon + 1);
+    const auto port = parse_number<uint16_t>(text.substr(colon + 1));
     const bool v6 = host.starts_with('[') && host.ends_with(']');
     if (v6) host = host.substr(1, host.size() - 2);
     in6_addr ignored{};
     if (inet_pton(v6 ? AF_INET6 : AF_INET, host.c_str(), &ignored) == 1 &&
-        !port.empty() && port.size() <= 5 &&
-        port.find_first_not_of("0123456789") == std::string::npos &&
-        std::stoi(port) > 0 && std::stoi(port) <= 65535)
+        port.value_or(0) > 0)
       return out;
   }
   return invalid_argument("'" + text.substr(0, 100) +
@@ -100,13 +97,10 @@ std::string tunnel_address(const std::string& public_key) {
   inet_pton(AF_INET6, std::string(WireGuard::kNetwork).substr(0, 11).c_str(),
             &address);
   // As much of the key as there is room for: 12 bytes, 16 digits.
-  uint32_t bits = 0;
-  for (size_t digit = 0, byte = kNetworkBytes; byte < sizeof(address);) {
-    bits = bits << 6 | static_cast<uint32_t>(kBase64.find(public_key[digit]));
-    if (++digit % 4 != 0) continue;
-    for (const int shift : {16, 8, 0})
-      address.s6_addr[byte++] = static_cast<uint8_t>(bits >> shift);
-  }
+  constexpr size_t kRoom = sizeof(address) - kNetworkBytes;
+  (void)sodium_base642bin(address.s6_addr + kNetworkBytes, kRoom,
+                          public_key.data(), kRoom / 3 * 4, nullptr, nullptr,
+                          nullptr, sodium_base64_VARIANT_ORIGINAL);
   std::array<char, INET6_ADDRSTRLEN> text{};
   inet_ntop(AF_INET6, &address, text.data(), text.size());
   return text.data();
