@@ -14,6 +14,16 @@ bool is_hidden(const files::path& path) {
   return path.filename().string().starts_with('.');
 }
 
+// Whether a link in a folder, so many levels below the first one, leads back to
+// one of those that it is in.
+bool leads_back(const files::path& link, int levels) {
+  std::error_code unknown;
+  files::path folder = link.parent_path();
+  for (; levels >= 0; --levels, folder = folder.parent_path())
+    if (files::equivalent(link, folder, unknown)) return true;
+  return false;
+}
+
 // Appends the files in the folder and below.
 Status add_folder(const std::string& folder, std::vector<std::string>* out) {
   std::error_code error;
@@ -23,8 +33,11 @@ Status add_folder(const std::string& folder, std::vector<std::string>* out) {
   for (; !error && at != files::recursive_directory_iterator();
        at.increment(error)) {
     std::error_code unknown;
-    if (is_hidden(at->path())) {
+    const bool link = at->is_symlink(unknown);
+    if (is_hidden(at->path()) || (link && leads_back(at->path(), at.depth()))) {
       if (at->is_directory(unknown)) at.disable_recursion_pending();
+    } else if (link && !at->exists(unknown)) {
+      return not_found(at->path().string() + ": a link to a missing file");
     } else if (at->is_regular_file(unknown) && at->file_size(unknown) > 0) {
       out->push_back(at->path().string());
     }

@@ -86,5 +86,25 @@ TEST(Inputs, FoldersAndPatternsBecomeTheirFiles) {
   EXPECT_EQ(expand_inputs({dir / "none"}).status().code(), Code::kNotFound);
 }
 
+// Without end, or with each file up to 40 times, they would be followed.
+TEST(Inputs, LinksThatLeadBackAreLeftOut) {
+  namespace fs = std::filesystem;
+  const TempDir dir;
+  fs::create_directories(dir / "in/a");
+  fs::create_directories(dir / "in/b");
+  fs::create_directories(dir / "other");
+  dir.write("in/a/x", "text");
+  dir.write("other/y", "text");
+  fs::create_symlink("..", dir / "in/a/up");
+  fs::create_symlink("../b", dir / "in/a/to_b");
+  fs::create_symlink("../a", dir / "in/b/to_a");
+  fs::create_symlink("../other", dir / "in/c");
+  EXPECT_EQ(expand_inputs({dir / "in"}).value(),
+            (std::vector<std::string>{dir / "in/a/x", dir / "in/b/to_a/x",
+                                      dir / "in/c/y"}));
+  fs::create_symlink("gone", dir / "in/b/z");
+  EXPECT_SAYS(expand_inputs({dir / "in"}), "z: a link to a missing file");
+}
+
 }  // namespace
 }  // namespace remesh::data
