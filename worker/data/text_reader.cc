@@ -31,6 +31,7 @@ struct OtherFormat {
 constexpr OtherFormat kOtherFormats[] = {
     {"PK\x03\x04", ".zip", "a zip archive: unpack it first"},
     {"", ".tar", "a tar archive: unpack it first"},
+    {"", ".tgz", "a tar archive: unpack it first"},
     {"PAR1", ".parquet", "Parquet: extract its text column first"},
 };
 

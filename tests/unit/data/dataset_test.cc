@@ -311,7 +311,8 @@ TEST_F(DatasetTest, OtherFormatsAreNamedAndNotTakenForText) {
            {"b.zip", "zip"},
            {"c.json", "JSON"},
            {"d.parquet", "Parquet"},
-           {"e.tar.zst", "tar"}}) {
+           {"e.tar.zst", "tar"},
+           {"f.tgz", "tar"}}) {
     PrepareOptions o = options("");
     o.inputs = {dir_.write(name, words(10'000))};
     const auto made = prepare(o, *posix_file_system());
