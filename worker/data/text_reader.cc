@@ -42,7 +42,7 @@ Status check_is_text(const std::string& path, std::string_view bytes) {
         name.ends_with(f.suffix))
       return invalid_argument(fmt::format(
           "{}: looks like {}; text and JSON lines are read, plain or "
-          "compressed, and --raw-bytes takes any file as it is",
+          "compressed, and `remesh data prepare --raw-bytes` takes any file",
           path, f.advice));
   return ok_status();
 }
@@ -362,7 +362,8 @@ Result<uint64_t> split_text(TextReader& reader, bool raw_bytes,
             raw_bytes ? text.size() : tokenizer::valid_prefix(text);
         valid < text.size())
       return invalid_argument(fmt::format(
-          "{}: not UTF-8 at byte {} of the text (--raw-bytes accepts it)",
+          "{}: not UTF-8 at byte {} of the text (`remesh data prepare "
+          "--raw-bytes` takes it)",
           reader.path(), bytes + valid));
     RETURN_IF_ERROR(splitter.feed(text));
     bytes += text.size();

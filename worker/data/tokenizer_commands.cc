@@ -13,6 +13,7 @@
 #include "proto/base/file_system.h"
 #include "proto/base/progress_bar.h"
 #include "worker/data/commands.h"
+#include "worker/data/inputs.h"
 #include "worker/data/json_lines.h"
 #include "worker/data/text_encoder.h"
 #include "worker/data/text_reader.h"
@@ -99,8 +100,10 @@ Status decode(const Options& o) {
 }
 
 Status add_texts(const Options& o, tokenizer::Trainer& trainer) {
+  ASSIGN_OR_RETURN(const std::vector<std::string> inputs,
+                   expand_inputs(o.inputs));
   uint64_t done = 0, total = 0;
-  for (const std::string& path : o.inputs) {
+  for (const std::string& path : inputs) {
     ASSIGN_OR_RETURN(const TextReader reader, TextReader::open(path));
     total += reader.file_bytes();
   }
@@ -108,7 +111,7 @@ Status add_texts(const Options& o, tokenizer::Trainer& trainer) {
   BlockSplitter splitter(kTrainBlock, [&](const TextBlock& block) {
     return trainer.add(block.text);
   });
-  for (const std::string& path : o.inputs) {
+  for (const std::string& path : inputs) {
     ASSIGN_OR_RETURN(TextReader reader, TextReader::open(path));
     const auto progress = [&](uint64_t bytes) {
       bar.show(done += bytes, total);
@@ -180,8 +183,8 @@ Examples:
   add("decode", "Print the text of tokens", decode);
   c = add("train", "Make a byte-level BPE tokenizer from text", train);
   c->add_option("INPUT,--input", o->inputs,
-                "Text or JSON lines, plain or compressed, documents divided as "
-                "by `remesh data prepare`")
+                "Files, folders or patterns, which are read as by `remesh data "
+                "prepare`")
       ->required();
   c->add_option("--field", o->field, "Of JSON lines, the one with the text")
       ->capture_default_str();

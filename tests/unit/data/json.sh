@@ -9,6 +9,7 @@ trap 'rm -rf "$dir"' EXIT
 cd "$dir"
 python3 - "$bin/remesh" <<'END'
 import json
+import os
 import re
 import subprocess
 import sys
@@ -78,6 +79,11 @@ train = ["tokenizer", "train", "a.txt", "--vocab-size", 300, "--overwrite",
 text, made = text_of(*train), json_of(*train)
 expect(r"^(\S+): (\d+) tokens, (\S+)\n$", text, made["path"],
        made["vocab_size"], made["tokenizer"])
+os.mkdir("texts")
+os.link("a.txt", "texts/b.txt")
+for inputs in ("texts", "texts/*"):
+    train[2:3], train[-1] = [inputs], "folder.json"
+    assert json_of(*train)["tokenizer"] == made["tokenizer"], inputs
 words = "Größe nach ☃"
 encode = ["tokenizer", "encode", "--tokenizer", "t.json", "--text", words]
 ids = json_of(*encode)["ids"]
