@@ -4,7 +4,9 @@
 #include <algorithm>
 #include <cstdio>
 #include <memory>
+#include <span>
 #include <string>
+#include <vector>
 
 #include "proto/base/exit_code.h"
 #include "proto/base/file_system.h"
@@ -12,13 +14,15 @@
 #include "proto/base/progress_bar.h"
 #include "proto/base/text.h"
 #include "proto/base/usage.h"
+#include "worker/data/text_reader.h"
 #include "worker/sample/commands.h"
 #include "worker/sample/evaluate.h"
 
 namespace remesh::sample {
 namespace {
 
-constexpr uint64_t kMostBytes = uint64_t{1} << 32;
+constexpr size_t kMostBytes = size_t{1} << 32;
+constexpr size_t kPortion = size_t{1} << 20;
 constexpr int64_t kDefaultWindow = 1024;
 
 struct Options {
@@ -58,12 +62,32 @@ void print_choices(const Options& o, const ChoiceScore& s) {
         100 * share(s.right_by_length));
 }
 
+// As `remesh data prepare` reads it: decompressed, without a byte order mark.
+Result<std::string> read_text(const std::string& path) {
+  ASSIGN_OR_RETURN(data::TextReader reader, data::TextReader::open(path));
+  std::string text;
+  for (size_t got = 1; got > 0;) {
+    const size_t before = text.size();
+    text.resize(before + kPortion);
+    ASSIGN_OR_RETURN(got, reader.read(std::span(text).subspan(before)));
+    text.resize(before + got);
+    if (text.size() > kMostBytes)
+      return invalid_argument(fmt::format("{}: has over {} of text", path,
+                                          format_bytes(kMostBytes)));
+  }
+  return text;
+}
+
 Status evaluate(const Options& o) {
   if (o.text.empty() == o.choices.empty())
     return invalid_argument("give --text FILE or --choices FILE, one of both");
   const auto fs = posix_file_system();
   const std::string& file = o.text.empty() ? o.choices : o.text;
-  ASSIGN_OR_RETURN(const std::string input, read_file(*fs, file, kMostBytes));
+  ASSIGN_OR_RETURN(const std::string input, read_text(file));
+  std::vector<Question> questions;
+  if (o.text.empty()) {
+    ASSIGN_OR_RETURN(questions, parse_questions(input, file));
+  }
   ASSIGN_OR_RETURN(const ModelFiles files, find_model(*fs, o.model));
   auto bar = std::make_unique<ProgressBar>("loading");
   const LoadTick loaded = [&](uint64_t done, uint64_t all) {
@@ -89,7 +113,6 @@ Status evaluate(const Options& o) {
     print_text(o, s);
     return ok_status();
   }
-  ASSIGN_OR_RETURN(const auto questions, parse_questions(input, o.choices));
   ASSIGN_OR_RETURN(const ChoiceScore s,
                    score_choices(*model, files, questions, tick));
   bar.reset();
@@ -102,7 +125,8 @@ Status evaluate(const Options& o) {
 void add_eval_command(CLI::App& app, int* code) {
   auto o = std::make_shared<Options>();
   add_model_options(app, &o->model);
-  app.add_option("--text", o->text, "File whose text is predicted");
+  app.add_option("--text", o->text,
+                 "File whose text is predicted, plain or compressed");
   app.add_option("--choices", o->choices,
                  "File of questions, one a line: {\"prompt\": TEXT, "
                  "\"choices\": [TEXT, ...], \"answer\": INDEX}");

@@ -53,6 +53,33 @@ Result<Encoded> encode(const ModelFiles& files, const std::string& prompt,
   return out;
 }
 
+// The prompt with each choice. Fails on a question that cannot be scored.
+Result<std::vector<Encoded>> encode_choices(const Generator& model,
+                                            const ModelFiles& files,
+                                            const Question& q, int64_t number) {
+  const auto bad = [&](const std::string& what) {
+    return invalid_argument(fmt::format("question {}: {}", number, what));
+  };
+  std::vector<Encoded> out;
+  for (const std::string& choice : q.choices) {
+    ASSIGN_OR_RETURN(const Encoded e, encode(files, q.prompt, choice));
+    if (e.continuation.empty())
+      return bad(
+          fmt::format("the choice '{}' cannot be scored: with it the prompt "
+                      "has no more tokens than without",
+                      choice));
+    RETURN_IF_ERROR(check_vocabulary(e.prompt, model.vocab_size()));
+    RETURN_IF_ERROR(check_vocabulary(e.continuation, model.vocab_size()));
+    if (e.prompt.empty()) return bad("has no token before a choice");
+    const size_t length = e.prompt.size() + e.continuation.size();
+    if (static_cast<int64_t>(length) > model.context())
+      return bad(fmt::format("has {} tokens; at most {} are allowed (--window)",
+                             length, model.context()));
+    out.push_back(e);
+  }
+  return out;
+}
+
 }  // namespace
 
 double TextScore::per_token() const {
@@ -131,27 +158,19 @@ Result<ChoiceScore> score_choices(
     Generator& model, const ModelFiles& files,
     const std::vector<Question>& questions,
     const std::function<void(int64_t, int64_t)>& tick) {
+  const auto all = static_cast<int64_t>(questions.size());
+  // Before hours of work, not after them.
+  for (int64_t i = 0; i < all; ++i)
+    RETURN_IF_ERROR(
+        encode_choices(model, files, questions[static_cast<size_t>(i)], i + 1)
+            .status());
   ChoiceScore out;
   for (const Question& q : questions) {
+    ASSIGN_OR_RETURN(const std::vector<Encoded> encoded,
+                     encode_choices(model, files, q, ++out.questions));
     std::vector<double> likelihood, by_length;
-    for (const std::string& choice : q.choices) {
-      ASSIGN_OR_RETURN(const Encoded e, encode(files, q.prompt, choice));
-      if (e.continuation.empty())
-        return invalid_argument(fmt::format(
-            "question {}: the choice '{}' cannot be scored: with it the prompt "
-            "has no more tokens than without",
-            out.questions + 1, choice));
-      RETURN_IF_ERROR(check_vocabulary(e.prompt, model.vocab_size()));
-      RETURN_IF_ERROR(check_vocabulary(e.continuation, model.vocab_size()));
-      if (e.prompt.empty() || e.continuation.empty())
-        return invalid_argument(
-            fmt::format("question {}: has no token before or in a choice",
-                        out.questions + 1));
-      const size_t length = e.prompt.size() + e.continuation.size();
-      if (static_cast<int64_t>(length) > model.context())
-        return invalid_argument(fmt::format(
-            "question {}: has {} tokens; at most {} are allowed (--window)",
-            out.questions + 1, length, model.context()));
+    for (size_t c = 0; c < encoded.size(); ++c) {
+      const Encoded& e = encoded[c];
       model.truncate(0);
       std::span<const float> logits = model.extend(e.prompt);
       double sum = 0;
@@ -162,15 +181,14 @@ Result<ChoiceScore> score_choices(
           logits = model.extend({&e.continuation[i], 1});
       }
       likelihood.push_back(sum);
-      by_length.push_back(sum / static_cast<double>(length_of(choice)));
+      by_length.push_back(sum / static_cast<double>(length_of(q.choices[c])));
     }
     const auto best = [](const std::vector<double>& v) {
       return std::max_element(v.begin(), v.end()) - v.begin();
     };
-    ++out.questions;
     out.right += best(likelihood) == q.answer ? 1 : 0;
     out.right_by_length += best(by_length) == q.answer ? 1 : 0;
-    tick(out.questions, static_cast<int64_t>(questions.size()));
+    tick(out.questions, all);
   }
   return out;
 }

@@ -48,8 +48,8 @@ struct ChoiceScore {
   int64_t right_by_length = 0;  // likeliest by the character
 };
 
-// Fails if a question is longer than the model's context, and like
-// check_finite().
+// Fails, before the first is scored, if a question is longer than the model's
+// context or cannot be scored, and like check_finite().
 Result<ChoiceScore> score_choices(
     Generator& model, const ModelFiles& files,
     const std::vector<Question>& questions,

@@ -276,6 +276,13 @@ expect 0 '"prompt_tokens_read":1,' "$bin/remesh" sample "$model" --chat \
   --chat-template constant.jinja --tokens 1 --json <turns
 expect 0 '  "schema": 1,
   "tokens": ' "$bin/remesh" eval "$model" --text job.toml --json
+gzip -k job.toml
+expect 0 "\"bytes\": $(wc -c <job.toml)," \
+  "$bin/remesh" eval "$model" --text job.toml.gz --json
+# The questions are read before the model.
+echo '{"prompt": "It", "choices": ["was", "is"], "answer": 2}' >questions
+expect 3 "questions:1: answer: must be from 0 to 1" \
+  "$bin/remesh" eval /nowhere --choices questions
 expect 0 '  "schema": 1,
   "states": [' "$bin/remesh" clean --dry-run --json
 expect 5 "/nowhere: no such folder" "$bin/remesh" clean --state-folder /nowhere

@@ -112,9 +112,17 @@ TEST(Evaluate, ChoosesTheLikeliestContinuation) {
     // The second question's choices are shorter by the space.
     EXPECT_GE(score.right_by_length, least(mean) == answer ? 1 : 0);
   }
-  EXPECT_SAYS(score_choices(*small.open(8), files, {{"It was", choices, 0}},
-                            [](int64_t, int64_t) {}),
-              "at most 8 are allowed");
+}
+
+TEST(Evaluate, AQuestionThatIsTooLongIsNamedBeforeTheFirstIsScored) {
+  const SmallGenerator small;
+  int ticks = 0;
+  EXPECT_SAYS(
+      score_choices(*small.open(8), byte_files(),
+                    {{"a", {"b", "c"}, 0}, {"It was", {" dark", " b"}, 0}},
+                    [&](int64_t, int64_t) { ++ticks; }),
+      "question 2: has 12 tokens; at most 8 are allowed");
+  EXPECT_EQ(ticks, 0);
 }
 
 // A token for each byte, but a single one for "New York".
