@@ -34,6 +34,7 @@ struct Options {
   std::string prompt;
   bool has_prompt = false;
   bool raw = false;
+  bool special = false;
   bool chat = false;
   std::string system, chat_template;
   int64_t context = 0;  // of a conversation; 0: by the model
@@ -72,7 +73,8 @@ Result<std::vector<int32_t>> first_tokens(const Options& o,
                                           const ModelFiles& files) {
   std::vector<int32_t> tokens;
   if (!o.raw) tokens = o.prompt.empty() ? files.begin : files.text_begin;
-  RETURN_IF_ERROR(files.tokenizer->encode(o.prompt, {}, tokens));
+  RETURN_IF_ERROR(
+      files.tokenizer->encode(o.prompt, {.special = o.special}, tokens));
   if (tokens.empty())
     return invalid_argument(
         "--prompt: has no token; give a text, or leave out --raw");
@@ -269,6 +271,9 @@ void add_options(CLI::App& app, Options* o) {
       ->needs("--chat");
   app.add_flag("--raw", o->raw,
                "Put no token that begins a text before the prompt");
+  app.add_flag("--special", o->special,
+               "Special tokens that are written out in the prompt, such as "
+               "<|endoftext|>, become these tokens, as they do with --chat");
   app.add_option("--tokens", o->tokens, "At most so many")
       ->check(CLI::Range(int64_t{1}, int64_t{1} << 20))
       ->capture_default_str();

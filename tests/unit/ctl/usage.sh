@@ -283,6 +283,8 @@ expect 0 "\"bytes\": $(wc -c <job.toml)," \
 echo '{"prompt": "It", "choices": ["was", "is"], "answer": 2}' >questions
 expect 3 "questions:1: answer: must be from 0 to 1" \
   "$bin/remesh" eval /nowhere --choices questions
+expect 0 '"prompt_tokens":1,' "$bin/remesh" sample "$model" --raw --special \
+  --prompt "</s>" --tokens 1 --json
 expect 0 '  "schema": 1,
   "states": [' "$bin/remesh" clean --dry-run --json
 expect 5 "/nowhere: no such folder" "$bin/remesh" clean --state-folder /nowhere
