@@ -99,6 +99,9 @@ void read_rope(JsonReader& r, ModelConfig& m) {
   const Json* const rope = now != nullptr ? now : before;
   if (rope == nullptr) return;
   if (!rope->is_object()) return r.refuse(key, "an object");
+  // By kinds of layers.
+  for (const Json& value : *rope)
+    if (value.is_object()) return r.refuse(key, "the same in all layers");
   JsonReader inner(*rope, r.name() + ": " + key);
   m.rope_theta = inner.number("rope_theta", m.rope_theta);
   read_rope_scaling(inner, m);
