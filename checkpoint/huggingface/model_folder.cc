@@ -77,8 +77,10 @@ Status ModelFolder::map_files(FileSystem& fs, Tensors& tensors) {
     return map_file(kWeightsName, tensors);
   const std::string index = path_join(path_, kIndexName);
   if (!fs.exists(index))
-    return not_found(fmt::format("{}: has neither {} nor {}", path_,
-                                 kWeightsName, kIndexName));
+    return not_found(fmt::format(
+        "{}: has neither {} nor {}; files of PyTorch (.bin) are programs and "
+        "are not read",
+        path_, kWeightsName, kIndexName));
   ASSIGN_OR_RETURN(const std::string text,
                    read_file(fs, index, kMaxIndexBytes));
   ASSIGN_OR_RETURN(const WeightMap map, parse_index(text, index));

@@ -116,7 +116,9 @@ TEST(ModelFolder, RefusesTensorsThatAreNotTheModel) {
   f.put_weights();
   EXPECT_OK(open(f));
   std::filesystem::remove(f.path() + "/model.safetensors");
-  EXPECT_REFUSED(f, Code::kNotFound, "has neither model.safetensors nor");
+  EXPECT_REFUSED(f, Code::kNotFound,
+                 "has neither model.safetensors nor "
+                 "model.safetensors.index.json; files of PyTorch (.bin)");
   std::filesystem::remove(f.path() + "/config.json");
   EXPECT_REFUSED(f, Code::kNotFound, "has neither config.json nor params.json");
 }
