@@ -283,9 +283,14 @@ Result<StepResult> Engine::run(const StepInput& in) {
   if (!r.skipped && (!std::isfinite(r.loss) || !std::isfinite(r.grad_norm)))
     return invalid_argument(fmt::format(
         "training has diverged: at step {} the loss is {} and the gradient "
-        "norm {}; the update was not made. Continue from step {} with a lower "
-        "learning rate: remesh resume --set optimizer.lr=...",
-        step_ + 1, r.loss, r.grad_norm, step_));
+        "norm {}; the update was not made. {}",
+        step_ + 1, r.loss, r.grad_norm,
+        step_ == 0
+            ? "No learning rate mends that: it is what the initial weights "
+              "give, those of model.init_from if it is set"
+            : fmt::format("Continue from step {} with a lower learning rate: "
+                          "remesh resume --set optimizer.lr=...",
+                          step_)));
   {
     const Timer timer(r.times.update);
     update(in.lr,

@@ -279,7 +279,11 @@ TEST(Engine, NotFiniteStopsEveryRankWithTheStateUntouched) {
   const Outcome o = run_case(c);
   ASSERT_FALSE(o.status.ok());
   EXPECT_SAYS(o.status, "at step 2 the loss is ");
+  EXPECT_SAYS(o.status, "Continue from step 1 with a lower learning rate");
   EXPECT_EQ(o.loss.size(), 1U);
+  // The gradient of the first step overflows, whatever the learning rate is.
+  c.options.z_loss = 3e38;
+  EXPECT_SAYS(run_case(c).status, "it is what the initial weights give");
 }
 
 TEST(Engine, RefusesImpossibleOptionsAndListsTheAllowedOnes) {
