@@ -69,16 +69,16 @@ Status WeightSource::open_base(const std::string& path, int depth) {
     return corrupt(fmt::format(
         "{}: its adapters belong to adapters, and so on, more than {} times",
         path_, kMostDepth));
-  auto base = open_at(*fs_, path, "", depth + 1);
-  if (!base.ok())
-    return base.status().with_context(fmt::format(
-        "{}: has adapters alone, and not the model that they belong to",
-        path_));
-  base_ = std::make_shared<const WeightSource>(std::move(*base));
-  if (const std::string& print = manifest_.base_fingerprint(); !print.empty()) {
-    const auto same = base_->check_base(manifest_.base(), print, [] {});
-    if (!same.ok()) return same.status().with_context(path_);
-  }
+  ASSIGN_OR_RETURN(
+      WeightSource base,
+      open_at(*fs_, path, "", depth + 1)
+          .with_context(path_ + ": has adapters alone, and not the model that "
+                                "they belong to"));
+  base_ = std::make_shared<const WeightSource>(std::move(base));
+  if (const std::string& print = manifest_.base_fingerprint(); !print.empty())
+    RETURN_IF_ERROR(base_->check_base(manifest_.base(), print, [] {})
+                        .status()
+                        .with_context(path_));
   Adapters a{.table = geometry::ParamTable::make(model_), .values = {}};
   a.values.resize(static_cast<size_t>(a.table.num_elements()));
   RETURN_IF_ERROR(store::load(*fs_, path_, manifest_, a.table,

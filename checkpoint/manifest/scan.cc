@@ -31,14 +31,12 @@ Result<pb::Manifest> read_manifest(FileSystem& fs, const std::string& path) {
   const std::string manifest_path = path_join(path, kManifestName);
   ASSIGN_OR_RETURN(const std::string text,
                    read_file(fs, manifest_path, kMaxManifestBytes));
-  auto decoded = decode(text);
-  if (!decoded.ok()) return decoded.status().with_context(manifest_path);
+  ASSIGN_OR_RETURN(pb::Manifest m, decode(text).with_context(manifest_path));
   const auto step = parse_step_name(base_name(path));
-  if (step && *step != decoded->step())
+  if (step && *step != m.step())
     return corrupt(fmt::format("{}: is of step {}: rename it to {}",
-                               manifest_path, decoded->step(),
-                               step_name(decoded->step())));
-  return decoded;
+                               manifest_path, m.step(), step_name(m.step())));
+  return m;
 }
 
 Result<pb::Manifest> read_checkpoint(FileSystem& fs, const std::string& path) {

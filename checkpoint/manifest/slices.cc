@@ -88,12 +88,12 @@ Result<StoredSlices> index_slices(const pb::Manifest& manifest,
   for (int f = 0; f < manifest.shards_size(); ++f) {
     const pb::ShardFile& shard = manifest.shards(f);
     for (int i = 0; i < shard.slices_size(); ++i) {
-      const auto param = find_in_table(shard.slices(i), table, index);
-      if (!param.ok()) return param.status().with_context(shard.name());
+      ASSIGN_OR_RETURN(const size_t param,
+                       find_in_table(shard.slices(i), table, index)
+                           .with_context(shard.name()));
       const Rect rect = rect_of(shard.slices(i));
-      stored.pieces.add(
-          {.param = *param, .rect = rect, .row_stride = rect.cols},
-          static_cast<int>(stored.slices.size()));
+      stored.pieces.add({.param = param, .rect = rect, .row_stride = rect.cols},
+                        static_cast<int>(stored.slices.size()));
       stored.slices.push_back({.shard = f, .slice = i});
     }
   }

@@ -70,10 +70,10 @@ Status load_shard(FileSystem& fs, const std::string& dir, const pb::Manifest& m,
 Status load(FileSystem& fs, const std::string& path, const pb::Manifest& m,
             const geometry::ParamTable& table, std::span<const Piece> pieces,
             const StateView& state) {
-  auto reads = manifest::plan_reads(m, table, pieces);
-  if (!reads.ok()) return reads.status().with_context(path);
-  for (auto first = reads->begin(); first != reads->end();) {
-    const auto last = std::find_if(first, reads->end(), [&](const Read& r) {
+  ASSIGN_OR_RETURN(std::vector<Read> reads,
+                   manifest::plan_reads(m, table, pieces).with_context(path));
+  for (auto first = reads.begin(); first != reads.end();) {
+    const auto last = std::find_if(first, reads.end(), [&](const Read& r) {
       return r.shard != first->shard;
     });
     RETURN_IF_ERROR(load_shard(fs, path, m, std::span(first, last), state));

@@ -44,10 +44,9 @@ fs::path folder_of(const std::string& kind) {
 Result<ModelChoice> from_description(const std::string& path) {
   pb::ModelFile file;
   RETURN_IF_ERROR(jobfile::load_description(path, &file));
-  auto model = planner::model_of(file);
-  if (!model.ok()) return model.status().with_context(path);
+  ASSIGN_OR_RETURN(auto model, planner::model_of(file).with_context(path));
   return ModelChoice{.name = fs::path(path).stem().string(),
-                     .model = *std::move(model),
+                     .model = std::move(model),
                      .seq_len = file.model().seq_len()};
 }
 
@@ -132,10 +131,9 @@ Result<ModelChoice> parse_hf_config(const std::string& text,
       c.integer(c.any_of({"max_position_embeddings", "n_positions"}), 2048);
   if (c.find("head_dim") != nullptr) m.set_head_dim(c.integer("head_dim", 0));
   RETURN_IF_ERROR(c.problem());
-  auto model = planner::model_of(file);
-  if (!model.ok()) return model.status().with_context(name);
+  ASSIGN_OR_RETURN(auto model, planner::model_of(file).with_context(name));
   return ModelChoice{.name = name,
-                     .model = *std::move(model),
+                     .model = std::move(model),
                      .seq_len = std::min(seq, kMostDefaultSeq)};
 }
 

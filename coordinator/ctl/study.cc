@@ -142,9 +142,7 @@ class Evaluation {
     json settings = json::object();
     RETURN_IF_ERROR(settings_of(name, &settings));
     settings.update(changes);
-    auto run = runs_.predict(settings);
-    if (!run.ok()) return run.status().with_context("run " + name);
-    return run;
+    return runs_.predict(settings).with_context("run " + name);
   }
 
   Result<double> metric(const std::string& run, const std::string& name) {
@@ -293,9 +291,7 @@ Result<Study> evaluate_study(const std::string& text,
   const json file = json::parse(text, nullptr, false);
   if (!file.is_object())
     return invalid_argument(where + ": is not a JSON object");
-  auto study = Evaluation(file).run();
-  if (!study.ok()) return study.status().with_context(where);
-  return study;
+  return Evaluation(file).run().with_context(where);
 }
 
 std::string study_text(const Study& s) {

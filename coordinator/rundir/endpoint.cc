@@ -78,9 +78,7 @@ Status write_endpoint(FileSystem& fs, const std::string& run,
 
 Result<Endpoint> read_endpoint(const std::string& run) {
   ASSIGN_OR_RETURN(const std::string text, read_file(endpoint_path(run)));
-  Result<Endpoint> endpoint = parse_endpoint(text);
-  if (!endpoint.ok()) return endpoint.status().with_context(endpoint_path(run));
-  return endpoint;
+  return parse_endpoint(text).with_context(endpoint_path(run));
 }
 
 void remove_endpoint(FileSystem& fs, const std::string& run) {

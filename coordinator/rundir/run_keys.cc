@@ -84,9 +84,7 @@ Result<std::vector<AllowedKey>> read_allowed(const std::string& run) {
   RETURN_IF_ERROR(wire::check_keys_folder(keys_path(run)));
   const std::string path = allowed_path(run);
   ASSIGN_OR_RETURN(const std::string text, read_file(path));
-  auto keys = parse_allowed(text);
-  if (!keys.ok()) return keys.status().with_context(path);
-  return keys;
+  return parse_allowed(text).with_context(path);
 }
 
 Status write_allowed(FileSystem& fs, const std::string& run,

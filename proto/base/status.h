@@ -78,6 +78,11 @@ class [[nodiscard]] Result {
   }
   bool ok() const { return v_.index() == 0; }
   Status status() const { return ok() ? Status() : std::get<1>(v_); }
+  // The same value, or the failure with "context: " before its message.
+  Result with_context(const std::string& context) && {
+    if (!ok()) std::get<1>(v_) = std::get<1>(v_).with_context(context);
+    return std::move(*this);
+  }
   T& value() & {
     CHECK_MSG(ok(), status().to_string().c_str());
     return std::get<0>(v_);

@@ -155,9 +155,7 @@ Result<KeyFile> read_key_file(const std::string& path) {
   RETURN_IF_ERROR(check_private(path, st));
   ASSIGN_OR_RETURN(const std::string text,
                    read_file(*posix_file_system(), path, kMaxFileBytes));
-  Result<KeyFile> key = parse_key_file(text);
-  if (!key.ok()) return key.status().with_context(path);
-  return key;
+  return parse_key_file(text).with_context(path);
 }
 
 Status create_key_file(const std::string& path, const KeyFile& key) {

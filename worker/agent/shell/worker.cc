@@ -112,9 +112,9 @@ Status Worker::start() {
   launcher.tcp_interfaces = options_.interface;
   launcher.ports = ports;
   if (options_.wireguard >= 0) {
-    auto made = WireGuard::make(scratch_->folder(), options_.wireguard);
-    if (!made.ok()) return made.status().with_context("--wireguard");
-    wireguard_ = std::move(made).value();
+    ASSIGN_OR_RETURN(wireguard_,
+                     WireGuard::make(scratch_->folder(), options_.wireguard)
+                         .with_context("--wireguard"));
     launcher.wireguard = wireguard_.get();
   }
   launcher.restart = [this] {
