@@ -13,7 +13,6 @@
 #include <filesystem>
 #include <fstream>
 #include <optional>
-#include <span>
 
 #include "coordinator/core/job_shape.h"
 #include "coordinator/ctl/status_view.h"
@@ -26,7 +25,6 @@
 #include "proto/base/file_system.h"
 #include "proto/base/machine.h"
 #include "proto/base/text.h"
-#include "proto/base/xxh3.h"
 #include "proto/data/index.h"
 
 namespace remesh::ctl {
@@ -187,8 +185,7 @@ std::optional<Need> tokenizer_need(const pb::Job& job) {
     const auto file = read_file(*posix_file_system(), path, kMostBytes);
     if (!file.ok()) continue;
     if (n.needed.empty()) n.needed = path;
-    same = same || index->tokenizer.ends_with(
-                       ":" + hex(xxh3_128(std::as_bytes(std::span(*file)))));
+    same = same || index->tokenizer.ends_with(":" + xxh128_text(*file));
   }
   if (n.needed.empty()) return std::nullopt;
   if (!same) {

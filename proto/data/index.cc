@@ -132,7 +132,7 @@ std::string data_id_of(const Index& index) {
     text += fmt::format("val {} {}\n", s.tokens, s.checksum);
   for (const MemberEntry& m : index.members)
     text += fmt::format("member {} {}\n", m.weight, m.data_id);
-  return hex(xxh3_128(std::as_bytes(std::span(text))));
+  return xxh128_text(text);
 }
 
 std::string index_to_json(const Index& index) {

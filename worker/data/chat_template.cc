@@ -11,13 +11,11 @@
 #include <csignal>
 #include <filesystem>
 #include <nlohmann/json.hpp>
-#include <span>
 #include <utility>
 #include <vector>
 
 #include "proto/base/file_system.h"
 #include "proto/base/json_depth.h"
-#include "proto/base/xxh3.h"
 #include "worker/data/chat_template_py.h"
 #include "worker/data/json_lines.h"
 
@@ -129,7 +127,7 @@ Result<std::unique_ptr<ChatTemplate>> ChatTemplate::open(
   ASSIGN_OR_RETURN(const std::string settings,
                    settings_of(path, tokenizer_folder));
   std::unique_ptr<ChatTemplate> out(new ChatTemplate(path, most_seconds));
-  out->id_ = hex(xxh3_128(std::as_bytes(std::span(settings))));
+  out->id_ = xxh128_text(settings);
   out->end_token_ = text_in(Json::parse(settings), "eos_token");
   RETURN_IF_ERROR(out->start(settings));
   return out;

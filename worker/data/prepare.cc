@@ -8,6 +8,7 @@
 #include <optional>
 #include <utility>
 
+#include "proto/base/file_system.h"
 #include "proto/data/index.h"
 #include "worker/data/chat_template.h"
 #include "worker/data/dataset.h"
@@ -80,7 +81,7 @@ std::string source_id_of(const PrepareOptions& o, int64_t block_bytes,
     text +=
         fmt::format("input {} {}{}\n", i.bytes, i.xxh128,
                     !o.raw_bytes && is_json_lines(i.file) ? " json_lines" : "");
-  return hex(xxh3_128(std::as_bytes(std::span(text))));
+  return xxh128_text(text);
 }
 
 // Counts bytes read over all inputs.

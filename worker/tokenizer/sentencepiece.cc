@@ -6,12 +6,11 @@
 
 #include <algorithm>
 #include <cmath>
-#include <span>
 #include <unordered_map>
 #include <utility>
 #include <vector>
 
-#include "proto/base/xxh3.h"
+#include "proto/base/file_system.h"
 #include "proto/sentencepiece.pb.h"
 #include "worker/tokenizer/pipeline.h"
 #include "worker/tokenizer/unicode.h"
@@ -207,10 +206,7 @@ Result<std::unique_ptr<Tokenizer>> parse_sentencepiece(
   if (pieces <= 0 ||
       !model.ParseFromArray(file.data(), static_cast<int>(file.size())))
     return invalid_argument(name + ": not a SentencePiece model");
-  auto built = build(
-      model, "sentencepiece:" + hex(xxh3_128(std::as_bytes(std::span(file)))));
-  if (!built.ok()) return built.status().with_context(name);
-  return built;
+  return build(model, "sentencepiece:" + xxh128_text(file)).with_context(name);
 }
 
 }  // namespace remesh::tokenizer

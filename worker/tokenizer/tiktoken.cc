@@ -5,11 +5,10 @@
 
 #include <algorithm>
 #include <array>
-#include <span>
 #include <unordered_map>
 #include <utility>
 
-#include "proto/base/xxh3.h"
+#include "proto/base/file_system.h"
 #include "worker/tokenizer/pipeline.h"
 
 namespace remesh::tokenizer {
@@ -125,8 +124,7 @@ Result<std::unique_ptr<Tokenizer>> build(std::string_view text) {
         "(GPT-2), 100256 (cl100k), 128000 (Llama 3) or 199998 (o200k)",
         ranks));
   Pipeline p;
-  p.id = fmt::format("{}:{}", known->name,
-                     hex(xxh3_128(std::as_bytes(std::span(text)))));
+  p.id = fmt::format("{}:{}", known->name, xxh128_text(text));
   p.end_of_text = static_cast<int32_t>(ranks + known->end_of_text);
   p.decoded = tokens;
   p.decoded.resize(ranks + known->others);
@@ -149,9 +147,7 @@ Result<std::unique_ptr<Tokenizer>> build(std::string_view text) {
 
 Result<std::unique_ptr<Tokenizer>> parse_tiktoken(std::string_view text,
                                                   const std::string& name) {
-  auto built = build(text);
-  if (!built.ok()) return built.status().with_context(name);
-  return built;
+  return build(text).with_context(name);
 }
 
 }  // namespace remesh::tokenizer

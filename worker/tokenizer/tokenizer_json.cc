@@ -3,13 +3,12 @@
 #include <fmt/format.h>
 
 #include <nlohmann/json.hpp>
-#include <span>
 #include <unordered_map>
 #include <utility>
 
+#include "proto/base/file_system.h"
 #include "proto/base/json_depth.h"
 #include "proto/base/text.h"
-#include "proto/base/xxh3.h"
 #include "worker/tokenizer/components.h"
 #include "worker/tokenizer/pipeline.h"
 #include "worker/tokenizer/unicode.h"
@@ -248,11 +247,8 @@ Result<std::unique_ptr<Tokenizer>> parse_tokenizer_json(
     return invalid_argument(
         fmt::format("{}: nested more than {} deep", name, kMaxJsonDepth));
   try {
-    auto built = build(
-        Json::parse(text),
-        "tokenizer.json:" + hex(xxh3_128(std::as_bytes(std::span(text)))));
-    if (!built.ok()) return built.status().with_context(name);
-    return built;
+    return build(Json::parse(text), "tokenizer.json:" + xxh128_text(text))
+        .with_context(name);
   } catch (const Json::exception& e) {
     const std::string what = e.what();
     const size_t end = what.find("] ");

@@ -5,10 +5,9 @@
 
 #include <algorithm>
 #include <optional>
-#include <span>
 
 #include "parallel/jobfile/jobfile.h"
-#include "proto/base/xxh3.h"
+#include "proto/base/file_system.h"
 #include "proto/data/index.h"
 #include "tests/testing/expect.h"
 #include "tests/testing/files.h"
@@ -107,7 +106,7 @@ std::optional<Need> tokenizer_need(const std::string& model,
 TEST(PreflightTest, ATokenizerThatIsNotTheModelsIsNoted) {
   const testing::TempDir model;
   const std::string text = "{}";
-  const std::string hash = hex(xxh3_128(std::as_bytes(std::span(text))));
+  const std::string hash = xxh128_text(text);
   EXPECT_FALSE(tokenizer_need(model.path(), "bytes")) << "it has none";
   const std::string file = model.write("tokenizer.json", text);
   model.write("tokenizer.model", "another format of it");
