@@ -1,6 +1,5 @@
 #include <fmt/format.h>
 
-#include <ctime>
 #include <nlohmann/json.hpp>
 #include <string>
 #include <vector>
@@ -31,13 +30,9 @@ uint64_t num_elements(const pb::ShardFile& shard) {
 
 std::string utc(double unix_seconds) {
   // Beyond year 9999 gmtime may fail; a manifest's time may be anything.
-  if (!(unix_seconds >= 0 && unix_seconds < 2.5e11)) return "unknown";
-  const auto seconds = static_cast<std::time_t>(unix_seconds);
-  std::tm tm = {};
-  gmtime_r(&seconds, &tm);
-  return fmt::format("{:04}-{:02}-{:02} {:02}:{:02}:{:02} UTC",
-                     tm.tm_year + 1900, tm.tm_mon + 1, tm.tm_mday, tm.tm_hour,
-                     tm.tm_min, tm.tm_sec);
+  return unix_seconds >= 0 && unix_seconds < 2.5e11
+             ? time_text(unix_seconds, "%F %T UTC", /*utc=*/true)
+             : "unknown";
 }
 
 // JSON must be UTF-8; a path or a name may be anything.
