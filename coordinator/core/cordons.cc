@@ -133,7 +133,8 @@ std::vector<Site> sites_of(const pb::Cause& f, const ClusterView& view) {
   };
   // A worker of a host that failed before may have joined since.
   const auto worker_works = [&](const auto& named) {
-    const auto& [name, m] = named;
+    const std::string& name = named.first;
+    const auto& m = named.second;
     return m.alive && m.reported && !m.leaving() && m.report.slots() > 0 &&
            !workers.contains(name) &&
            !any_alike(view.durable.host_faults(), f,

@@ -13,6 +13,8 @@
 #include <string_view>
 #include <utility>
 
+#include "proto/base/exit_code.h"
+
 namespace remesh::ctl {
 namespace {
 
