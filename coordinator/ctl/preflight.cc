@@ -147,10 +147,22 @@ Need data_need(const PreflightOptions& o) {
   const std::string& path = o.job.data().path();
   Need n{.what = "data", .needed = path, .fatal = o.workers > 0};
   const auto info = rundir::read_data_info(path);
-  if (info.ok())
-    n.here = short_number(static_cast<double>(info->train_tokens)) + " tokens";
-  else
+  if (!info.ok()) {
     n.problem = info.status().message();
+    return n;
+  }
+  n.here = short_number(static_cast<double>(info->train_tokens)) + " tokens";
+  const auto index = data::read_index(path);
+  if (!index.ok() || o.job.train().eval_sequences() == 0) return n;
+  std::vector<std::string> unseen;
+  for (const data::MemberEntry& m : index->members)
+    if (m.val_tokens <= o.job.train().seq_len()) unseen.push_back(m.name);
+  if (unseen.empty()) return n;
+  n.fatal = false;
+  n.problem = fmt::format(
+      "the validation loss leaves out {}, whose held-out text is shorter than "
+      "a sequence",
+      join(unseen));
   return n;
 }
 

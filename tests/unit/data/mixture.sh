@@ -37,6 +37,18 @@ for letter in a b; do
     ;;
   esac
 done
+# set-a has no held-out text.
+cat a.txt b.txt > c.txt
+"$bin/remesh" data prepare c.txt --val-fraction 0.1 --out set-c > log
+"$bin/remesh" data mix set-a=1 set-c=1 --out half > log
+printf '[data]\npath = "half"\n[train]\nseq_len = 64\n' > half.toml
+"$bin/remesh" job check half.toml --here > log 2>&1 || true
+if ! grep -q 'note: *the validation loss leaves out set-a, whose held-out' log
+then
+  echo "FAIL: nothing says that set-a is not validated:"
+  cat log
+  exit 1
+fi
 # The index could not name it.
 name=$(printf 'set-\377')
 cp -r set-a "$name"
