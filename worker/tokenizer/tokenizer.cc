@@ -62,6 +62,9 @@ Result<std::string> Tokenizer::decode(std::span<const int32_t> tokens) const {
 
 Result<std::unique_ptr<Tokenizer>> open_tokenizer(const std::string& spec) {
   if (spec == "bytes") return byte_tokenizer();
+  if (is_folder(spec))
+    return invalid_argument(fmt::format(
+        "tokenizer '{}': is a folder: expected {}", spec, kTokenizerHelp));
   auto text = read_file(*posix_file_system(), spec, kMaxFile);
   if (text.status().code() == Code::kNotFound)
     return not_found(fmt::format("tokenizer '{}': no such file: expected {}",

@@ -144,6 +144,7 @@ TEST(OpenTokenizer, TellsFormatsByTheirContents) {
   const Status missing = open_tokenizer("byte").status();
   EXPECT_EQ(missing.code(), Code::kNotFound);
   EXPECT_SAYS(missing, "expected bytes");
+  EXPECT_SAYS(open_tokenizer(dir.path()), "is a folder: expected bytes");
 }
 
 }  // namespace
