@@ -3,6 +3,7 @@
 #include <fmt/format.h>
 
 #include <algorithm>
+#include <filesystem>
 #include <utility>
 #include <vector>
 
@@ -16,9 +17,12 @@ namespace remesh::huggingface {
 Result<std::string> find_weights(FileSystem& fs, const std::string& path) {
   if (is_model(fs, path) || fs.exists(path_join(path, manifest::kManifestName)))
     return path;
-  ASSIGN_OR_RETURN(const auto found, manifest::scan(fs, path));
-  const manifest::Found* newest = manifest::choose_newest_valid(found);
-  if (newest != nullptr) return newest->path;
+  std::error_code unknown;
+  if (!std::filesystem::is_regular_file(path, unknown)) {
+    ASSIGN_OR_RETURN(const auto found, manifest::scan(fs, path));
+    const manifest::Found* newest = manifest::choose_newest_valid(found);
+    if (newest != nullptr) return newest->path;
+  }
   return not_found(fmt::format(
       "{}: has no model: neither {} of a Hugging Face model, nor {} of one of "
       "Meta's, nor a valid checkpoint",

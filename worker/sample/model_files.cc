@@ -169,11 +169,8 @@ Status take_config(FileSystem& fs, const std::string& path, ModelFiles* out) {
 
 // Asked first: without a model no tokenizer helps.
 Status check_model(FileSystem& fs, const std::string& path) {
-  Status found = huggingface::find_weights(fs, path).status();
-  std::error_code error;
-  if (found.ok() ||
-      (found.code() != Code::kNotFound && files::is_directory(path, error)))
-    return found;
+  const Status found = huggingface::find_weights(fs, path).status();
+  if (found.code() != Code::kNotFound) return found;
   return not_found(fmt::format(
       "{}: {}; give a run directory, a checkpoint or a folder of checkpoints, "
       "or a folder of Hugging Face (with {})",

@@ -262,9 +262,11 @@ TEST(Restore, WeightsOfAnotherModelAreAPermanentError) {
   for (const char* part : {"model.init_from: ", "model.hidden_dim: ",
                            "checkpoint 12, job 16", "model.rope_theta: "})
     EXPECT_SAYS(other, part);
-  const Status none = load(f.path() + "/nothing");
-  EXPECT_EQ(none.code(), Code::kInvalidArgument);
-  EXPECT_SAYS(none, "has no model");
+  for (const char* name : {"/nothing", "/model.safetensors"}) {
+    const Status none = load(f.path() + name);
+    EXPECT_EQ(none.code(), Code::kInvalidArgument);
+    EXPECT_SAYS(none, "has no model");
+  }
 }
 
 TEST(Restore, OtherWeightsThanTheFrozenOnesAreAPermanentError) {
