@@ -172,11 +172,13 @@ void add_prepare(CLI::App& app, int* code) {
       ->capture_default_str();
   c->add_flag("--chat", o->chat,
               "The JSON lines are conversations: {\"messages\": [{\"role\": "
-              "..., \"content\": ...}, ...]}; the loss counts the answers");
+              "..., \"content\": ...}, ...]}; the loss counts the answers")
+      ->excludes("--field");
   c->add_option("--chat-template", o->chat_template,
                 "Jinja file or tokenizer_config.json; its bos_token and "
                 "eos_token are the tokenizer's. Default: the one beside the "
-                "tokenizer");
+                "tokenizer")
+      ->needs("--chat");
   c->add_flag("--overwrite", o->overwrite,
               "Replace a data set in the folder; its other files stay");
   add_json_option(c, json.get());

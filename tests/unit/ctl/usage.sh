@@ -110,6 +110,9 @@ one_line "remesh data: expected one of: prepare, mix" data
 one_line "remesh data inspect: --lenght: unknown; expected one of: --help" \
   data inspect books --lenght 3
 one_line "remesh data prepare: --input is required (Files, folders" data prepare
+prepare="data prepare a.jsonl --out x"
+one_line "--chat-template requires --chat" $prepare --chat-template c.jinja
+one_line "--field excludes --chat" $prepare --chat --field body
 one_line "did you mean encode" tokenizer encod
 expect 5 "no run in $dir/runs" "$bin/remesh" status
 expect 5 "$dir/none: no such run" "$bin/remesh" stop none
