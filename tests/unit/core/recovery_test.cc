@@ -39,15 +39,16 @@ class MemoryRecovery : public ::testing::Test, protected RosterFixture {
     scan_.valid.push_back({.step = 5, .generation = 1, .path = "step-5"});
   }
 
-  // The worker reports that it has that rank's state of step 10.
-  void holds(const std::string& worker, int rank, int64_t generation = 1) {
+  // The worker reports that it has that rank's state of that step.
+  void holds(const std::string& worker, int rank, int64_t generation = 1,
+             int64_t step = 10) {
     pb::Report r = report(worker, 0);
     r.set_has_inventory(true);
     pb::StateHolding* h = r.add_holdings();
     geometry::Sharding sharding{.layout = {.dp = 2}, .zero = {.stage = 1}};
     sharding.bounds = {0, 2};
     const auto shard = geometry::make_rank_shard(table_, sharding, rank);
-    h->set_step(10);
+    h->set_step(step);
     h->set_generation(generation);
     h->set_rank(rank);
     pb::Sharding* s = h->mutable_sharding();
@@ -109,6 +110,21 @@ TEST_F(MemoryRecovery, AWorkerWithFinishedStepsIsWaitedForAndThenNot) {
   const Recovery::Decision late = decide({"b"}, over_ms);
   ASSERT_EQ(late.kind, Kind::kRestore);
   EXPECT_EQ(late.source.path(), "step-5");
+}
+
+// The coordinator was stopped, or its disk full, and then all were killed.
+TEST_F(MemoryRecovery, OnlyAFewStepsWithoutMetricsAreMadeAgain) {
+  scan_.valid.push_back({.step = 10, .generation = 1, .path = "step-10"});
+  const auto source_at = [&](int64_t step) {
+    holds("a", 0, 1, step);
+    holds("b", 1, 1, step);
+    return decide().source;
+  };
+  EXPECT_EQ(source_at(12).path(), "step-10");
+  EXPECT_EQ(source_at(13).kind(), pb::Source::MEMORY);
+  EXPECT_EQ(source_at(13).step(), 13);
+  scan_.valid.push_back({.step = 40, .generation = 1, .path = "step-40"});
+  EXPECT_EQ(source_at(13).path(), "step-40");
 }
 
 // A generation that only saved made no step.
