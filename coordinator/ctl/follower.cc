@@ -5,6 +5,7 @@
 #include <algorithm>
 #include <cmath>
 #include <filesystem>
+#include <utility>
 
 #include "coordinator/ctl/status_view.h"
 #include "coordinator/rundir/lines.h"
@@ -83,7 +84,7 @@ void Follower::read_events() {
     }
     if (e.event() == events::kMesh) waiting_.reset();
     say(event_text(e), events::tone_of(e.event()), e.time());
-    if (e.event() == events::kStopDeclined) ++stops_declined_;
+    if (e.event() == events::kStopDeclined) note_declined();
     const auto outcome = events::outcome_of(e.event());
     if (outcome != pb::JobStatus::UNKNOWN) outcome_ = outcome;
     if (outcome == pb::JobStatus::FAILED) reason_ = e.cause();
@@ -131,7 +132,20 @@ void Follower::ask_status(int64_t now_ms) {
     note_gone((had_address_ || continued_) && !there);
 }
 
+void Follower::await_stop() {
+  stop_pending_ = true;
+  status_client_.disconnect();  // a reply on its way is older
+}
+
+void Follower::note_declined() {
+  stop_declined_ = std::exchange(stop_pending_, false) || stop_declined_;
+}
+
+bool Follower::stop_declined() { return std::exchange(stop_declined_, false); }
+
 void Follower::note_status(const pb::JobStatus& status) {
+  // A full disk has no room for the event.
+  if (!status.stop_requested() && !has_ended(status.state())) note_declined();
   const bool runs = status.state() == pb::JobStatus::RUNNING;
   state_note_ = runs ? "" : state_text(status);
   note_problems(status);

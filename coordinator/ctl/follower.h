@@ -47,8 +47,10 @@ class Follower {
   bool continued() const { return continued_; }
   // Prints a line that is not from the run.
   void say(const std::string& text, Tone tone, double now_unix);
-  // How often the job declined to stop.
-  int stops_declined() const { return stops_declined_; }
+  // The job has taken a request to stop.
+  void await_stop();
+  // Whether it has declined that since; says so once.
+  bool stop_declined();
   // Shown at the bottom in place of the loss; "" removes it.
   void set_note(const std::string& note) { note_ = note; }
 
@@ -59,6 +61,7 @@ class Follower {
   void note_status(const pb::JobStatus& status);
   void note_problems(const pb::JobStatus& status);
   void note_gone(bool gone);
+  void note_declined();
   void draw(double now_unix);
 
   std::string run_dir_;
@@ -82,7 +85,8 @@ class Follower {
   bool continued_ = false;
   pb::JobStatus::State outcome_ = pb::JobStatus::UNKNOWN;
   std::string reason_;
-  int stops_declined_ = 0;
+  bool stop_pending_ = false;
+  bool stop_declined_ = false;
   CommandClient status_client_;
   int64_t asked_ms_ = 0;
   double now_unix_ = 0;

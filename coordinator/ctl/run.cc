@@ -116,13 +116,14 @@ class RunJob {
 
   void tick() {
     reap();
-    const int declined = follower_->stops_declined();
     follower_->poll(monotonic_ms(), unix_seconds());
-    if (follower_->stops_declined() > declined) dispatch(StopDeclined{});
-    if (const auto reply = stopper_.poll())
+    if (follower_->stop_declined()) dispatch(StopDeclined{});
+    if (const auto reply = stopper_.poll()) {
+      if (reply->ok()) follower_->await_stop();
       dispatch(StopAnswered{
           reply->ok(),
           reply->code() == code_name(Code::kExhausted) ? reply->error() : ""});
+    }
     const auto endpoint = rundir::read_endpoint(run_dir_);
     const bool following = supervisor_.following();
     const bool listens =

@@ -135,9 +135,10 @@ void Supervisor::handle(const StopAnswered& e) {
   say(e.not_now + "; asking again", Tone::kBad);
 }
 
-// The next interrupt tries again to save.
+// The next interrupt tries again to save. A coordinator that has restarted may
+// not know of the stop yet.
 void Supervisor::handle(const StopDeclined&) {
-  if (interrupts_ != 1 || following_) return;
+  if (interrupts_ != 1 || following_ || !stop_accepted_) return;
   interrupts_ = 0;
   stop_accepted_ = false;
   act(SetNote{""});

@@ -295,6 +295,7 @@ TEST_F(SupervisorTest, StopIsSentAgainUntilItIsAcceptedAndAfterARestart) {
   EXPECT_EQ(tick({}, Supervisor::kStopResendMs), Texts{});
   exited(kCoordinator, 0, SIGKILL);
   EXPECT_EQ(tick({}, 100), (Texts{"start coordinator", "send stop"}));
+  EXPECT_EQ(dispatch(StopDeclined{}), Texts{}) << "it was not asked yet";
   // A coordinator that is killed while it saves leaves its time to the next.
   dispatch(StopAnswered{true});
   EXPECT_EQ(tick({}, 60'000), Texts{});
