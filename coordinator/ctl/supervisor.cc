@@ -53,9 +53,11 @@ void Supervisor::await_stop() {
   if (stop_accepted_) return;
   if (now_ms_ - stop_since_ms_ >= options_.stop_timeout_ms) {
     reason_ = fmt::format(
-        "the coordinator has not answered the stop within {} s "
-        "(--stop-timeout); the job is not saved",
-        options_.stop_timeout_ms / 1000);
+        "the coordinator has not {} the stop within {} s (--stop-timeout){}; "
+        "the job is not saved",
+        not_now_.empty() ? "answered" : "accepted",
+        options_.stop_timeout_ms / 1000,
+        not_now_.empty() ? "" : ": " + not_now_);
     say(reason_ + ", killing all processes", Tone::kBad);
     code_ = kExitFailed;
     return kill_ranks();
@@ -131,8 +133,9 @@ void Supervisor::handle(const StartFailed& e) {
 
 void Supervisor::handle(const StopAnswered& e) {
   stop_accepted_ = e.accepted;
-  if (e.not_now.empty() || std::exchange(told_not_now_, true)) return;
-  say(e.not_now + "; asking again", Tone::kBad);
+  if (not_now_.empty() && !e.not_now.empty())
+    say(e.not_now + "; asking again", Tone::kBad);
+  not_now_ = e.not_now;
 }
 
 // The next interrupt tries again to save. A coordinator that has restarted may
@@ -152,8 +155,11 @@ void Supervisor::coordinator_exited(const ChildExited& e) {
   const Ended& how = e.how;
   const bool never_listened =
       stage_ == Stage::kStarting && how.signal == 0 && how.exit_code != kExitOk;
+  // Another signal comes without a word, and the last one is of the start.
+  const bool explained = how.signal == 0 || how.signal == SIGABRT;
   const std::string last =
-      how.to_text() + (e.last_line.empty() ? "" : ": " + e.last_line);
+      how.to_text() +
+      (e.last_line.empty() || !explained ? "" : ": " + e.last_line);
   if (never_listened || (how.signal == 0 && how.exit_code == kExitUsage)) {
     // Somebody else was faster, or the disk is full.
     if (took_over_ && how.exit_code == kExitTryAgain) {

@@ -216,7 +216,7 @@ class Supervisor {
   bool trained_ = false;
   bool run_dir_gone_ = false;
   bool stop_accepted_ = false;
-  bool told_not_now_ = false;
+  std::string not_now_;  // why the coordinator did not accept the stop, said
   int64_t stop_sent_ms_ = 0;
   int code_ = 0;
   std::string reason_;

@@ -190,9 +190,10 @@ TEST_F(SupervisorTest, RestartsACrashedCoordinatorWithGrowingDelay) {
   start(1);
   const int64_t delays[] = {100, 100, 200, 400, 800, 1600, 3200, 5000, 5000};
   for (const int64_t delay : delays) {
-    EXPECT_EQ(exited(kCoordinator, 0, SIGKILL),
+    EXPECT_EQ(exited(kCoordinator, 0, SIGKILL, "workers connect with: RUN"),
               Texts{"say the coordinator ended with signal 9 (SIGKILL); "
-                    "restarting it, training continues"});
+                    "restarting it, training continues"})
+        << "a line of its start is no reason";
     EXPECT_EQ(restart_delay(), delay);
   }
 }
@@ -327,6 +328,14 @@ TEST_F(SupervisorTest, AStopThatCannotBeJournaledIsRequestedAgain) {
   dispatch(StopAnswered{true});
   exited(kCoordinator, 0);
   EXPECT_EQ(tick(), Texts{"exit 130"});
+  // It has answered, whatever the answer.
+  start(0);
+  dispatch(Interrupt{});
+  dispatch(StopAnswered{false, "the disk is full"});
+  EXPECT_EQ(tick({}, 30'000)[0],
+            "say the coordinator has not accepted the stop within 30 s "
+            "(--stop-timeout): the disk is full; the job is not saved, killing "
+            "all processes");
 }
 
 TEST_F(SupervisorTest, AWorkerThatDiesIsReported) {
