@@ -168,19 +168,24 @@ RunLock::~RunLock() {
 }
 
 Status RunLock::begin(FileSystem& fs) {
-  if (!was_run_) RETURN_IF_ERROR(check_unused(fs, run_));
+  if (!was_run_) {
+    remove_temporaries(fs, journal_path(run_));  // of a start that was killed
+    RETURN_IF_ERROR(check_unused(fs, run_));
+  }
   begun_ = true;
   return ok_status();
 }
 
 void RunLock::remove_unstarted(FileSystem& fs) const {
   if (was_run_) return;
-  if (begun_)
+  if (begun_) {
+    remove_temporaries(fs, journal_path(run_));
     for (const std::string& path :
          {journal_path(run_), metrics_path(run_), events_path(run_),
           job_path(run_), endpoint_path(run_), secret_path(run_),
           coordinator_log_path(run_)})
       (void)fs.remove(path).ok();
+  }
   for (const std::string& path :
        {path_, logs_path(run_), traces_path(run_), run_})
     (void)fs.remove(path).ok();

@@ -253,18 +253,22 @@ std::string parent_path(std::string path) {
   return slash == 0 ? "/" : path.substr(0, slash);
 }
 
-std::string temporary_path(FileSystem& fs, const std::string& path) {
-  std::random_device random;
-  const std::string end = fmt::format(".{:08x}{:08x}.tmp", random(), random());
+void remove_temporaries(FileSystem& fs, const std::string& path) {
+  constexpr size_t kEnd = std::string_view(".0123456789abcdef.tmp").size();
   const std::string folder = parent_path(path);
   const std::string base = path.substr(path.rfind('/') + 1);  // npos + 1 is 0
   const auto names = fs.list(folder);
   for (const std::string& name :
        names.ok() ? *names : std::vector<std::string>())
-    if (name.size() == base.size() + end.size() &&
-        name.starts_with(base + ".") && name.ends_with(".tmp"))
+    if (name.size() == base.size() + kEnd && name.starts_with(base + ".") &&
+        name.ends_with(".tmp"))
       (void)remove_all(fs, path_join(folder, name));
-  return path + end;
+}
+
+std::string temporary_path(FileSystem& fs, const std::string& path) {
+  remove_temporaries(fs, path);
+  std::random_device random;
+  return fmt::format("{}.{:08x}{:08x}.tmp", path, random(), random());
 }
 
 Status write_file_atomically(FileSystem& fs, const std::string& path,

@@ -136,9 +136,11 @@ bool is_at(int fd, const std::string& path);
 Status write_file(FileSystem& fs, const std::string& path,
                   std::string_view bytes);
 // A path beside `path` for what is to be renamed to it, which nobody can know
-// beforehand and occupy. Removes what a writer that was killed has left at
-// others. One writer of a path at a time.
+// beforehand and occupy. remove_temporaries() first.
 std::string temporary_path(FileSystem& fs, const std::string& path);
+// Removes what a writer that failed or was killed has left at temporary paths.
+// One writer of a path at a time.
+void remove_temporaries(FileSystem& fs, const std::string& path);
 // Replaces `path` durably: writes a temporary file, syncs it, renames it and
 // syncs the directory. Whatever fails and wherever the machine stops, `path`
 // has all of the old bytes or all of the new ones. One writer of a path at a

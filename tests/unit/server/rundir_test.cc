@@ -537,6 +537,7 @@ TEST_F(RunDirTest, TheLastEventTellsHowARunEnded) {
 TEST_F(RunDirTest, FilesOfACoordinatorThatFailedToStartAreRemoved) {
   const auto fs = posix_file_system();
   const std::string run = dir_ + "/run";
+  const std::string temporary = temporary_path(*fs, journal_path(run));
   const auto leave = [&] {
     auto lock = RunLock::acquire(run);
     EXPECT_OK(lock);
@@ -544,7 +545,7 @@ TEST_F(RunDirTest, FilesOfACoordinatorThatFailedToStartAreRemoved) {
     const bool begun = lock.value()->begin(*fs).ok();
     if (begun)
       for (const std::string& path :
-           {job_path(run), journal_path(run), metrics_path(run)})
+           {job_path(run), journal_path(run), temporary, metrics_path(run)})
         put(path, "x");
     lock.value()->remove_unstarted(*fs);
     return begun;
@@ -554,6 +555,8 @@ TEST_F(RunDirTest, FilesOfACoordinatorThatFailedToStartAreRemoved) {
   fs::create_directories(run + "/checkpoints");
   EXPECT_TRUE(leave());
   EXPECT_EQ(*fs->list(run), std::vector<std::string>{"checkpoints"});
+  put(temporary, "of one that was killed");
+  EXPECT_TRUE(leave());
   put(job_path(run), "[data]\n");
   EXPECT_FALSE(leave());
   EXPECT_TRUE(fs->exists(job_path(run))) << "the user's own";
