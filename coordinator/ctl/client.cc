@@ -227,11 +227,12 @@ rundir::NewestState newest_state_of(const std::string& run) {
 
 Result<int> running_coordinator(const rundir::Continuation& with,
                                 const std::string& run) {
-  constexpr int64_t kBeginMs = 10'000;
+  constexpr int64_t kMomentMs = 10'000;
   int holder = rundir::RunLock::holder(run);
   for (const int64_t since_ms = monotonic_ms();
-       holder > 0 && access(rundir::job_path(run).c_str(), F_OK) != 0 &&
-       monotonic_ms() - since_ms < kBeginMs;
+       holder > 0 && monotonic_ms() - since_ms < kMomentMs &&
+       (access(rundir::job_path(run).c_str(), F_OK) != 0 ||
+        rundir::end_of_run(run));
        holder = rundir::RunLock::holder(run))
     wait_for_next_poll();
   if (holder == 0) return 0;

@@ -45,8 +45,9 @@ pb::Command status_request();
 // host can see: rundir::newest_state() with the run's own journal and job.
 rundir::NewestState newest_state_of(const std::string& run);
 // The coordinator that runs the job in that directory already, a pid; 0 if
-// there is none. InvalidArgument if its job is another one. Waits for one that
-// has just begun, and has not written its job yet.
+// there is none. InvalidArgument if its job is another one. Waits a moment for
+// one that has just begun, and has not written its job yet, and for one whose
+// job has ended to leave.
 Result<int> running_coordinator(const rundir::Continuation& with,
                                 const std::string& run);
 // Why a run has no coordinator, and how to continue it from that state.

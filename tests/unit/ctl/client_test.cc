@@ -8,6 +8,7 @@
 #include <thread>
 
 #include "coordinator/rundir/job_files.h"
+#include "coordinator/rundir/lines.h"
 #include "coordinator/rundir/run_dir.h"
 #include "parallel/jobfile/jobfile.h"
 #include "proto/base/file_system.h"
@@ -43,6 +44,25 @@ TEST(RunningCoordinator, IsComparedOnceItsJobIsWritten) {
   EXPECT_EQ(refused.code(), Code::kInvalidArgument);
   EXPECT_SAYS(refused, "(train.steps 4 -> 3");
   EXPECT_EQ(running_coordinator({job_of("4"), {}}, run).value(), getpid());
+}
+
+// As after `remesh stop`: it dismisses the workers before it leaves.
+TEST(RunningCoordinator, IsNotFollowedOnceItsJobHasEnded) {
+  const testing::TempDir dir;
+  const std::string run = dir.path() + "/run";
+  auto lock = rundir::RunLock::acquire(run);
+  ASSERT_TRUE(lock.ok()) << lock.status().message();
+  ASSERT_TRUE(rundir::write_job(*posix_file_system(), job_of("3"), run).ok());
+  pb::EventRecord end;
+  end.set_event("job_stopped");
+  testing::write_whole(rundir::events_path(run),
+                       rundir::event_line(end) + "\n");
+  auto answer = std::async(std::launch::async, [&] {
+    return running_coordinator({job_of("3"), {}}, run);
+  });
+  std::this_thread::sleep_for(std::chrono::milliseconds(300));
+  lock->reset();
+  EXPECT_EQ(answer.get().value(), 0);
 }
 
 }  // namespace
