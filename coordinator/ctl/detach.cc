@@ -1,6 +1,7 @@
 #include "coordinator/ctl/detach.h"
 
 #include <fcntl.h>
+#include <signal.h>
 #include <sys/stat.h>
 #include <sys/wait.h>
 #include <unistd.h>
@@ -11,6 +12,17 @@
 #include "proto/base/exit_code.h"
 
 namespace remesh::ctl {
+namespace {
+
+// The child until it runs; 0 in that.
+volatile sig_atomic_t starting_child = 0;
+
+// The terminal tells only the parent.
+void pass_on(int /*signal*/) {
+  if (starting_child > 0) ::kill(starting_child, SIGTERM);
+}
+
+}  // namespace
 
 Result<Detached> Detached::start() {
   const int in = ::open("/dev/null", O_RDONLY | O_CLOEXEC);
@@ -22,7 +34,12 @@ Result<Detached> Detached::start() {
   const pid_t child = ::fork();
   if (child < 0) return errno_error("cannot detach", errno);
   ::close(ends[child == 0 ? 0 : 1]);
-  if (child > 0) return Detached(child, ends[0], std::move(output));
+  if (child > 0) {
+    starting_child = child;
+    for (const int s : {SIGINT, SIGTERM, SIGHUP})
+      if (::signal(s, pass_on) == SIG_IGN) ::signal(s, SIG_IGN);
+    return Detached(child, ends[0], std::move(output));
+  }
   ::setsid();
   struct stat input {};  // a file has the job
   if (::fstat(STDIN_FILENO, &input) != 0 || !S_ISREG(input.st_mode))
@@ -36,7 +53,10 @@ std::optional<int> Detached::exit_code_of_parent() {
   if (child_ == 0) return std::nullopt;
   char byte = 0;
   for (ssize_t n = 0; (n = ::read(pipe_, &byte, 1)) != 0;) {
-    if (n > 0 && byte == '\n') return kExitOk;
+    if (n > 0 && byte == '\n') {
+      starting_child = 0;
+      return kExitOk;
+    }
     if (n > 0) output_path_ += byte;
     if (n < 0 && errno != EINTR) break;
   }
@@ -44,8 +64,9 @@ std::optional<int> Detached::exit_code_of_parent() {
   pid_t ended = -1;
   do ended = ::waitpid(child_, &status, 0);
   while (ended < 0 && errno == EINTR);
-  return ended == child_ && WIFEXITED(status) ? WEXITSTATUS(status)
-                                              : int{kExitFailed};
+  if (ended == child_ && WIFEXITED(status)) return WEXITSTATUS(status);
+  const bool asked = WIFSIGNALED(status) && WTERMSIG(status) == SIGTERM;
+  return asked ? kExitInterrupted : kExitFailed;
 }
 
 void Detached::say_running(const std::string& file) {

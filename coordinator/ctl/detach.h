@@ -14,7 +14,8 @@
 namespace remesh::ctl {
 
 // Forks. The child has a session of its own, which no terminal ends, and its
-// stdin is empty. To be called before any thread is started.
+// stdin is empty. Until it runs the parent passes interrupts on to it. To be
+// called before any thread is started.
 class Detached {
  public:
   static Result<Detached> start();
