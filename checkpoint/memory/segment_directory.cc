@@ -8,8 +8,10 @@
 #include <unistd.h>
 
 #include <algorithm>
+#include <cerrno>
 #include <charconv>
 #include <filesystem>
+#include <fstream>
 #include <limits>
 #include <string_view>
 
@@ -91,6 +93,25 @@ std::vector<std::string> state_folders(const std::string& shared) {
       out.push_back((p / "state").string());
   std::sort(out.begin(), out.end());
   return out;
+}
+
+std::string owner_file(const std::string& shared_root) {
+  return shared_root + "/owner";
+}
+
+std::string owner_of(const std::string& state_folder) {
+  std::ifstream in(owner_file(fs::path(state_folder).parent_path()));
+  std::string owner;
+  std::getline(in, owner);
+  return owner;
+}
+
+bool may_live(const std::string& owner) {
+  if (owner.empty()) return true;
+  const Descriptor fd(open((owner + "/lock").c_str(),
+                           O_RDONLY | O_CLOEXEC | O_NOFOLLOW | O_NONBLOCK));
+  if (fd.get() < 0) return errno != ENOENT && errno != ENOTDIR;
+  return flock(fd.get(), LOCK_SH | LOCK_NB) != 0;
 }
 
 std::string segment_path(const std::string& folder, uint64_t job, int number) {

@@ -33,6 +33,13 @@ bool is_private_folder(const std::string& path);
 std::vector<std::string> state_folders(
     const std::string& shared = kSharedMemory);
 
+// The file that names the worker of a folder below `shared`, by its own folder.
+std::string owner_file(const std::string& shared_root);
+// The worker of that folder of segments; "" if the file is missing.
+std::string owner_of(const std::string& state_folder);
+// Whether the lock of that worker is held. An unknown one may live.
+bool may_live(const std::string& owner);
+
 std::string segment_path(const std::string& folder, uint64_t job, int number);
 
 // The jobs that have segments in `folder`; ascending.

@@ -302,10 +302,7 @@ std::vector<Need> size_needs(const PreflightOptions& o, const Ranks& r) {
 }
 
 Need scratch_need() {
-  const char* given = std::getenv("REMESH_SCRATCH");
-  const std::string path = given != nullptr && *given != '\0'
-                               ? given
-                               : fmt::format("/tmp/remesh-{}", geteuid());
+  const std::string path = scratch_root();
   Need n{.what = "scratch", .needed = path, .fatal = true};
   struct stat st {};
   if (lstat(path.c_str(), &st) != 0) {
@@ -356,6 +353,13 @@ Need shm_need(const PreflightOptions& o, const Ranks& r) {
 }
 
 }  // namespace
+
+std::string scratch_root() {
+  const char* given = std::getenv("REMESH_SCRATCH");
+  return given != nullptr && *given != '\0'
+             ? given
+             : fmt::format("/tmp/remesh-{}", geteuid());
+}
 
 std::vector<Need> look_ahead(const PreflightOptions& o) {
   std::vector<Need> out = {data_need(o), disk_need(o), files_need(o)};

@@ -31,6 +31,9 @@ struct Need {
   bool fatal = false;  // the run cannot start
 };
 
+// Where the workers of this host keep temporary files.
+std::string scratch_root();
+
 // Reads /proc, limits and file systems of this host.
 std::vector<Need> look_ahead(const PreflightOptions& options);
 

@@ -23,6 +23,7 @@
 #include "coordinator/ctl/follower.h"
 #include "coordinator/ctl/preflight.h"
 #include "coordinator/ctl/run_options.h"
+#include "coordinator/ctl/scratch_names.h"
 #include "coordinator/ctl/screen.h"
 #include "coordinator/ctl/summary.h"
 #include "coordinator/ctl/supervisor.h"
@@ -35,7 +36,6 @@
 #include "proto/base/clock.h"
 #include "proto/base/file_system.h"
 #include "proto/base/process.h"
-#include "proto/base/rng.h"
 #include "proto/base/sharing.h"
 #include "proto/base/text.h"
 #include "proto/rundir/file_tail.h"
@@ -73,6 +73,11 @@ class RunJob {
     follower_ = std::make_unique<Follower>(job_, run_dir_, &screen_);
     ASSIGN_OR_RETURN(const int holder,
                      running_coordinator({job_, options_.set}, run_dir_));
+    rundir::NewestState left;
+    if (holder == 0 && options_.local_workers > 0)
+      left = newest_state_of(run_dir_);
+    scratch_names_ = scratch_names(options_.local_workers, run_dir_,
+                                   absolute_path(scratch_root()), left.folders);
     dispatch(Begin{.lock_holder = holder});
     return ok_status();
   }
@@ -174,21 +179,16 @@ class RunJob {
   }
 
   void perform(const StartWorker& a) {
-    // The same names after every resume, so that a worker finds the states
-    // that its predecessor left in shared memory. Other runs on this host have
-    // workers of these names, with scratch folders of their own.
-    const std::string& name =
-        names_.try_emplace(a.number, local_name(a.number)).first->second;
-    std::error_code ignored;
-    const std::string run = std::filesystem::canonical(run_dir_, ignored);
+    const LocalWorker& worker =
+        workers_.try_emplace(a.number, local_worker(a.number)).first->second;
     std::vector<std::string> argv = {
         worker_program_,
         "--connect",
         run_dir_,
         "--name",
-        name,
+        worker.name,
         "--scratch-name",
-        fmt::format("{}-{:016x}", name, hash64(run)),
+        worker.scratch,
         "--log",
         output_of(a.number),
         "--slots",
@@ -237,13 +237,19 @@ class RunJob {
   std::string output_of(int child) const {
     return child == kCoordinator
                ? coordinator_output_.path()
-               : rundir::worker_log_path(run_dir_, names_.at(child));
+               : rundir::worker_log_path(run_dir_, workers_.at(child).name);
   }
 
+  struct LocalWorker {
+    std::string name, scratch;
+  };
   // Beside the workers of another `remesh run`, names that nobody else has.
-  std::string local_name(int child) const {
-    if (!supervisor_.following()) return fmt::format("local-{}", child);
-    return fmt::format("{}-{}-{}", host_name(), getpid(), child);
+  LocalWorker local_worker(int child) const {
+    if (!supervisor_.following())
+      return {fmt::format("local-{}", child), scratch_names_.at(child - 1)};
+    const std::string name =
+        fmt::format("{}-{}-{}", host_name(), getpid(), child);
+    return {name, scratch_name(name, run_dir_)};
   }
 
   // ---------------------------------------------------------------- the end
@@ -300,7 +306,8 @@ class RunJob {
   std::string worker_program_;
   Supervisor supervisor_;
   int coordinator_pid_ = 0;
-  std::map<int, std::string> names_;  // of workers that were started
+  std::vector<std::string> scratch_names_;
+  std::map<int, LocalWorker> workers_;  // that were started
   CommandClient stopper_{run_dir_};
 };
 

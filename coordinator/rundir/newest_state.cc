@@ -93,6 +93,7 @@ NewestState newest_state(FileSystem& fs, const std::string& run,
     const double until =
         touched_at(in.holdings[i].info.segment()) + memory::kStateKeptS;
     if (out.kept_until == 0 || until < out.kept_until) out.kept_until = until;
+    out.folders.insert(in.holdings[i].info.worker());
   }
   return out;
 }

@@ -5,6 +5,7 @@
 #pragma once
 
 #include <cstdint>
+#include <set>
 #include <string>
 #include <vector>
 
@@ -23,6 +24,7 @@ struct NewestState {
   std::string path;             // of a checkpoint
   int64_t checkpoint_step = 0;  // of the newest usable checkpoint; 0: none
   double kept_until = 0;  // memory: unix seconds, if no worker returns before
+  std::set<std::string> folders;  // memory: of its segments
 };
 
 // The first step of each generation of the run, from its metrics log and, if it

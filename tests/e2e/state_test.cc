@@ -202,6 +202,27 @@ TEST_F(StateTest, AReturningWorkerRestoresItsState) {
   stop_and_check();
 }
 
+// `remesh status` says that the state is in the memory of this host, and names
+// `remesh resume`.
+TEST_F(StateTest, LocalWorkersTakeTheStatesOfOthersThatAreGone) {
+  make(endless(in_memory(
+      {{"parallel.zero_stage", "1"}, {"elastic.replicate_every", "0"}})));
+  start_services(2, 5);
+  kill_coordinator();
+  for (const char* worker : {"w1", "w2"}) {
+    c().worker(worker).kill(SIGKILL);
+    ASSERT_TRUE(c().worker(worker).wait_ms(kEndMs));
+  }
+  const int64_t at = c().last_step();
+  c().start_run(2, {"--resume"});
+  ASSERT_TRUE(c().wait_for_event("mesh", 2));
+  const Json mesh = c().events_named("mesh").back();
+  EXPECT_EQ(mesh.value("source_kind", ""), "memory") << mesh;
+  EXPECT_GE(mesh.value("step", int64_t{0}), at) << mesh;
+  ASSERT_TRUE(c().wait_for_step(at + 3));
+  interrupt();
+}
+
 // The journal has the number of the states' run; so has job.toml.
 TEST_F(StateTest, ALostJournalCostsNoFinishedStep) {
   make(endless(

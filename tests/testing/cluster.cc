@@ -304,7 +304,8 @@ std::vector<std::string> Cluster::worker_folders() const {
   std::error_code ignored;
   for (const auto& e : fs::directory_iterator(scratch(), ignored))
     names.insert(e.path().filename());
-  // Local workers have folders named after the run (coordinator/ctl/run.cc).
+  // Local workers have folders named after the run
+  // (coordinator/ctl/scratch_names.cc).
   const std::string run = fs::weakly_canonical(run_dir(), ignored);
   for (const Json& e : events_named("worker_joined")) {
     const std::string name = e.value("worker", "");

@@ -28,6 +28,9 @@
 
 namespace remesh::agent {
 namespace fs = std::filesystem;
+using memory::may_live;
+using memory::owner_file;
+using memory::owner_of;
 namespace {
 
 constexpr int kDeathTimeoutMs = 5000;
@@ -90,10 +93,6 @@ Holder holder_of(const std::string& path) {
   in >> out.pid >> out.incarnation;
   if (out.pid <= 0 || (kill(out.pid, 0) != 0 && errno != EPERM)) out.pid = 0;
   return out;
-}
-
-std::string owner_file(const std::string& shared_root) {
-  return shared_root + "/owner";
 }
 
 // Removes all shared memory of the worker but committed states.
@@ -177,23 +176,6 @@ int sweep_one(const std::string& folder, const std::string& shared) {
   (void)clean(folder, shared);
   remove_cleaned(folder, shared);
   return removed;
-}
-
-// The worker's folder; "" if the file is missing.
-std::string owner_of(const std::string& state_folder) {
-  std::ifstream in(owner_file(fs::path(state_folder).parent_path()));
-  std::string owner;
-  std::getline(in, owner);
-  return owner;
-}
-
-// Whether the lock of that worker is held. An unknown one may live.
-bool may_live(const std::string& owner) {
-  if (owner.empty()) return true;
-  const Descriptor fd(open((owner + "/lock").c_str(),
-                           O_RDONLY | O_CLOEXEC | O_NOFOLLOW | O_NONBLOCK));
-  if (fd.get() < 0) return errno != ENOENT && errno != ENOTDIR;
-  return flock(fd.get(), LOCK_SH | LOCK_NB) != 0;
 }
 
 // Removes a folder of states that has become empty, and what is beside it.
