@@ -98,13 +98,15 @@ std::vector<std::string> validated_members(const std::string& run) {
 pb::JobStatus status_of_files(const std::string& run) {
   pb::JobStatus s;
   s.set_run_dir(run);
-  if (auto job = rundir::load_resolved({}, run); job.ok()) {
-    // What somebody has edited there counts once the run has taken it.
-    const auto fs = posix_file_system();
-    const auto journal = server::read_journal(*fs, rundir::journal_path(run));
-    if (journal.ok() && rundir::check_unedited(*fs, run, *journal).code() ==
-                            Code::kInvalidArgument)
-      *job = journal->job();
+  const auto fs = posix_file_system();
+  const auto journal = server::read_journal(*fs, rundir::journal_path(run));
+  auto job = rundir::load_resolved({}, run);
+  // What somebody has edited there counts once the run has taken it.
+  if (journal.ok() && journal->has_job() &&
+      (!job.ok() || rundir::check_unedited(*fs, run, *journal).code() ==
+                        Code::kInvalidArgument))
+    job = journal->job();
+  if (job.ok()) {
     s.set_job(job->job().name());
     s.set_steps(job->train().steps());
     *s.mutable_parallel() = job->parallel();

@@ -142,6 +142,8 @@ END
 expect 0 "done at step 8" remesh status run
 sed -i.written 's/^steps = 8$/steps = 800/' run/job.toml
 expect 0 "step 8 of 8 (100%)" remesh status run
+echo '[' >>run/job.toml
+expect 0 "step 8 of 8 (100%)" remesh status run
 mv run/job.toml.written run/job.toml
 expect 0 "" remesh clean --dry-run
 
