@@ -131,7 +131,7 @@ Result<std::vector<std::string>> checkpoints_to_verify(
 Result<int> verify(const CheckpointOptions& options) {
   ASSIGN_OR_RETURN(const auto paths, checkpoints_to_verify(options));
   const auto system = posix_file_system();
-  int damaged = 0;
+  size_t damaged = 0;
   auto reports = nlohmann::ordered_json::array();
   for (const std::string& path : paths) {
     const store::VerifyReport report = store::verify(*system, path);
@@ -149,8 +149,8 @@ Result<int> verify(const CheckpointOptions& options) {
   if (options.json) {
     print_json({{"ok", damaged == 0}, {"checkpoints", std::move(reports)}});
   } else if (paths.size() > 1) {
-    fmt::print("{} of {} checkpoints {} damaged\n", damaged, paths.size(),
-               damaged == 1 ? "is" : "are");
+    fmt::print("{} of {} checkpoints can be used\n", paths.size() - damaged,
+               paths.size());
   }
   return damaged == 0 ? kExitOk : kExitFailed;
 }
@@ -243,10 +243,11 @@ Result<int> keep(const CheckpointOptions& o) {
 Result<int> prune(const CheckpointOptions& o) {
   ASSIGN_OR_RETURN(const std::string run, rundir::find_run(o.target));
   const auto lock = rundir::RunLock::acquire(run);
-  if (!lock.ok())
-    return Status(lock.status().code(),
+  if (lock.status().code() == Code::kAlreadyExists)
+    return Status(Code::kAlreadyExists,
                   lock.status().message() +
                       ". While it trains, checkpoint.keep_latest_k decides");
+  RETURN_IF_ERROR(lock.status());
   const auto files = posix_file_system();
   ASSIGN_OR_RETURN(const std::string folder, checkpoint_folder(run));
   ASSIGN_OR_RETURN(const auto found, manifest::scan(*files, folder));

@@ -83,12 +83,20 @@ expect 0 "would remove" remesh checkpoint prune run --keep 1 --dry-run
 same "after --dry-run" "4 6 8" "$(steps run)"
 expect 0 "removed" remesh checkpoint prune run --keep 1
 same "after prune" "4 8" "$(steps run)"
+mv run/logs run/old
+touch run/logs
+expect 3 "cannot create: " remesh checkpoint prune run
+[[ $out != *"While it trains"* ]] || { echo "FAIL: $out" && failed=1; }
+rm -f run/logs
+mv run/old run/logs
 
 expect 0 "" remesh fork run --out fork --set train.steps=9
 cp -r run/checkpoints/step-00000004 fork/checkpoints
 expect 0 "4  not usable: belongs to another run" remesh checkpoint list fork
 mv fork/checkpoints/step-0000000{8,9}
 expect 3 "NOT USABLE" remesh checkpoint verify fork
+[[ $out == *" of 2 checkpoints can be used"* ]] ||
+  { echo "FAIL: $out" && failed=1; }
 
 expect 0 "" remesh model export run --out model --dtype fp32
 expect 0 "" remesh model import model --out imported
