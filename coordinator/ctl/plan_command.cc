@@ -6,6 +6,7 @@
 #include "coordinator/ctl/cluster_plan.h"
 #include "coordinator/ctl/plan_parts.h"
 #include "coordinator/ctl/plan_view.h"
+#include "coordinator/ctl/screen.h"
 #include "coordinator/ctl/verbs.h"
 #include "coordinator/rundir/job_files.h"
 #include "coordinator/rundir/local_core.h"
@@ -56,7 +57,7 @@ Result<int> plan(Options o) {
     text = on_cluster(o.cluster);
   }
   if (!text.ok()) return text.status();
-  fmt::print("{}", *text);
+  fmt::print("{}", o.hosts.json ? *text : fold(*text, style_of_stdout().width));
   return kExitOk;
 }
 

@@ -129,22 +129,27 @@ wait $! 2>/dev/null
 # On a terminal of 40 columns.
 python3 - <<'END' || failed=1
 import fcntl, os, pty, struct, sys, termios
-pid, terminal = pty.fork()
-if pid == 0:
-    size = struct.pack("HHHH", 24, 40, 0, 0)
-    fcntl.ioctl(1, termios.TIOCSWINSZ, size)
-    os.environ["TERM"] = "xterm"
-    os.execvp("remesh", ["remesh", "ls"])
-text = b""
-try:
-    while part := os.read(terminal, 4096):
-        text += part
-except OSError:  # the end
-    pass
-os.waitpid(pid, 0)
-lines = text.decode().splitlines()
-if "done" not in text.decode() or max(map(len, lines)) > 40:
-    sys.exit("FAIL: remesh ls on 40 columns:\n" + "\n".join(lines))
+
+def on_terminal(*command):
+    pid, terminal = pty.fork()
+    if pid == 0:
+        size = struct.pack("HHHH", 24, 40, 0, 0)
+        fcntl.ioctl(1, termios.TIOCSWINSZ, size)
+        os.environ["TERM"] = "xterm"
+        os.execvp(command[0], command)
+    text = b""
+    try:
+        while part := os.read(terminal, 4096):
+            text += part
+    except OSError:  # the end
+        pass
+    os.waitpid(pid, 0)
+    return text.decode()
+
+for command, word in ("ls", "done"), ("plan job.toml", "predicted memory"):
+    text = on_terminal("remesh", *command.split())
+    if word not in text or max(map(len, text.splitlines())) > 40:
+        sys.exit(f"FAIL: remesh {command} on 40 columns:\n{text}")
 END
 
 expect 0 "done at step 8" remesh status run
