@@ -29,6 +29,7 @@
 #include "proto/base/machine.h"
 #include "proto/base/process.h"
 #include "proto/base/rng.h"
+#include "proto/base/sharing.h"
 #include "proto/base/text.h"
 
 namespace remesh::ctl {
@@ -102,6 +103,7 @@ class Tuning {
     out_ = options_.out.empty()
                ? job_.job().dump_folder() + "/tune-" + job_.job().name()
                : absolute_path(options_.out);
+    RETURN_IF_ERROR(share_new_files(/*group=*/""));
     std::error_code ec;
     fs::create_directories(out_, ec);
     if (ec) return io_error(out_ + ": " + ec.message());

@@ -52,6 +52,9 @@ TEST_F(TuneTest, MeasuresTheJobsSettingFirstAndContinuesWhereItEnded) {
   // Runs that succeeded leave nothing, nor a link to the newest run.
   for (const auto& entry : std::filesystem::directory_iterator(out()))
     EXPECT_FALSE(entry.is_directory()) << entry.path();
+  namespace fs = std::filesystem;
+  EXPECT_EQ(fs::status(out()).permissions() & ~fs::perms::owner_all,
+            fs::perms::none);
   // Trials of another job are not mixed with these.
   const Finished other =
       expect_remesh(2, arguments({"--local", "2", "--set", "train.seq_len=8"}));
