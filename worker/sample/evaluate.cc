@@ -6,6 +6,7 @@
 #include <cmath>
 #include <nlohmann/json.hpp>
 #include <numbers>
+#include <utility>
 
 #include "proto/base/json_depth.h"
 #include "worker/data/json_lines.h"
@@ -62,7 +63,7 @@ Result<std::vector<Encoded>> encode_choices(const Generator& model,
   };
   std::vector<Encoded> out;
   for (const std::string& choice : q.choices) {
-    ASSIGN_OR_RETURN(const Encoded e, encode(files, q.prompt, choice));
+    ASSIGN_OR_RETURN(Encoded e, encode(files, q.prompt, choice));
     if (e.continuation.empty())
       return bad(
           fmt::format("the choice '{}' cannot be scored: with it the prompt "
@@ -75,7 +76,7 @@ Result<std::vector<Encoded>> encode_choices(const Generator& model,
     if (static_cast<int64_t>(length) > model.context())
       return bad(fmt::format("has {} tokens; at most {} are allowed (--window)",
                              length, model.context()));
-    out.push_back(e);
+    out.push_back(std::move(e));
   }
   return out;
 }
