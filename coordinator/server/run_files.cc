@@ -121,6 +121,13 @@ Status RunFiles::check() {
   const auto removed = [&](const std::string& path) {
     return fs->look_up(path).code() == Code::kNotFound;
   };
+  // Somebody who removes the whole directory may not have come to its end.
+  const bool some_removed =
+      removed(rundir::journal_path(run)) ||
+      removed(rundir::metrics_path(run)) || removed(rundir::events_path(run)) ||
+      removed(rundir::job_path(run)) || removed(rundir::endpoint_path(run));
+  was_incomplete = some_removed && !was_incomplete;
+  if (was_incomplete) return ok_status();
   ASSIGN_OR_RETURN(const bool of_journal, journal->put_back());
   note(of_journal, "journal");
   ASSIGN_OR_RETURN(const bool of_metrics, metrics->put_back());

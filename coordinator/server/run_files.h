@@ -31,6 +31,7 @@ struct RunFiles {
   pb::Job job;
   uint64_t run_id = 0;
   rundir::Endpoint endpoint;
+  bool was_incomplete = false;  // when check() looked last
 
   // Journal, metrics and events. REQUIRES: the lock is held.
   Status open(const std::string& folder, Logger& log);
@@ -52,7 +53,8 @@ struct RunFiles {
   // full disk meanwhile, and does not know of them.
   Status persist(const pb::Durable& durable);
   // Is the run still this coordinator's? Like RunLock::check(). Then writes
-  // again what somebody has removed of it, and an event that names the files.
+  // again what somebody has removed of it, if the call before missed it, too,
+  // and an event that names the files.
   Status check();
   Status append(const pb::StepMetrics& metrics);
   Status append(const pb::EventRecord& event);
