@@ -3,7 +3,6 @@
 #include <fmt/format.h>
 
 #include <algorithm>
-#include <vector>
 
 #include "bench/job_settings.h"
 #include "coordinator/core/job_shape.h"

@@ -7,7 +7,6 @@
 #include <functional>
 #include <limits>
 #include <map>
-#include <memory>
 #include <random>
 #include <utility>
 

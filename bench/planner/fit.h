@@ -2,7 +2,6 @@
 // each cluster, none for a row or a source.
 #pragma once
 
-#include <string>
 #include <vector>
 
 #include "bench/planner/prediction.h"

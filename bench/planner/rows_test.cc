@@ -2,8 +2,6 @@
 
 #include <gtest/gtest.h>
 
-#include <cmath>
-
 #include "bench/planner/report.h"
 #include "tests/testing/expect.h"
 

@@ -12,7 +12,6 @@
 #include <CLI/CLI.hpp>
 #include <cmath>
 #include <cstdio>
-#include <optional>
 #include <vector>
 
 #include "bench/dtype.h"

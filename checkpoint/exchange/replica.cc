@@ -7,7 +7,6 @@
 #include <cstring>
 #include <deque>
 #include <thread>
-#include <utility>
 
 #include "proto/base/xxh3.h"
 

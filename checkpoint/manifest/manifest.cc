@@ -3,8 +3,6 @@
 #include <fmt/format.h>
 #include <google/protobuf/util/json_util.h>
 
-#include <algorithm>
-#include <cmath>
 #include <set>
 
 #include "proto/base/file_system.h"

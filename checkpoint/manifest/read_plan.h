@@ -3,7 +3,6 @@
 // other. Pure.
 #pragma once
 
-#include <cstddef>
 #include <span>
 #include <vector>
 

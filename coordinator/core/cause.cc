@@ -13,7 +13,6 @@
 #include "proto/base/check.h"
 #include "proto/base/exit_code.h"
 #include "proto/base/process.h"
-#include "proto/base/text.h"
 #include "proto/rundir/events.h"
 
 namespace remesh::core {

@@ -9,7 +9,6 @@
 #include "coordinator/core/durable.h"
 #include "coordinator/core/job_shape.h"
 #include "coordinator/core/survival.h"
-#include "proto/base/text.h"
 
 namespace remesh::core {
 namespace {

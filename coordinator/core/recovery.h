@@ -16,7 +16,6 @@
 #include <optional>
 #include <set>
 #include <string>
-#include <vector>
 
 #include "coordinator/core/api.h"
 #include "coordinator/core/cluster_view.h"

@@ -6,7 +6,6 @@
 // A value without I/O.
 #pragma once
 
-#include <cstdint>
 #include <set>
 #include <string>
 

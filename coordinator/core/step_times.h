@@ -4,7 +4,6 @@
 // A value without I/O, in memory: a restarted coordinator begins with adopt().
 #pragma once
 
-#include <cstddef>
 #include <cstdint>
 #include <deque>
 #include <map>

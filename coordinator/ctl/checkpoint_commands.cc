@@ -1,7 +1,6 @@
 // `remesh checkpoint save|list|inspect|verify|keep|prune`
 #include <fmt/format.h>
 
-#include <cstdio>
 #include <memory>
 #include <nlohmann/json.hpp>
 #include <set>
@@ -13,19 +12,16 @@
 #include "coordinator/core/state_choice.h"
 #include "coordinator/ctl/client.h"
 #include "coordinator/ctl/find_checkpoint.h"
-#include "coordinator/ctl/render.h"
 #include "coordinator/ctl/verbs.h"
 #include "coordinator/rundir/job_files.h"
 #include "coordinator/rundir/lines.h"
 #include "coordinator/rundir/newest_state.h"
 #include "coordinator/rundir/run_dir.h"
 #include "coordinator/server/journal.h"
-#include "parallel/jobfile/jobfile.h"
 #include "proto/base/clock.h"
 #include "proto/base/file_system.h"
 #include "proto/base/text.h"
 #include "proto/limits/plausible.h"
-#include "proto/rundir/events.h"
 #include "proto/rundir/run_id.h"
 
 namespace remesh::ctl {

@@ -17,7 +17,6 @@
 #include "coordinator/rundir/run_dir.h"
 #include "coordinator/server/journal.h"
 #include "proto/base/clock.h"
-#include "proto/base/process.h"
 #include "proto/base/text.h"
 #include "proto/rundir/file_tail.h"
 #include "proto/wire/key_choice.h"

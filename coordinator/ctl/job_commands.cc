@@ -5,7 +5,6 @@
 #include <cerrno>
 #include <memory>
 
-#include "coordinator/ctl/children.h"
 #include "coordinator/ctl/preflight.h"
 #include "coordinator/ctl/screen.h"
 #include "coordinator/ctl/verbs.h"

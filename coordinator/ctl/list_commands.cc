@@ -8,7 +8,6 @@
 #include "coordinator/ctl/screen.h"
 #include "coordinator/ctl/status_view.h"
 #include "coordinator/ctl/verbs.h"
-#include "coordinator/rundir/job_files.h"
 #include "coordinator/rundir/known_runs.h"
 #include "coordinator/rundir/lines.h"
 #include "coordinator/rundir/run_dir.h"

@@ -12,7 +12,6 @@
 
 #include "coordinator/ctl/children.h"
 #include "coordinator/ctl/plan_parts.h"
-#include "coordinator/ctl/render.h"
 #include "coordinator/ctl/status_view.h"
 #include "parallel/jobfile/jobfile.h"
 #include "parallel/jobfile/local_cluster.h"

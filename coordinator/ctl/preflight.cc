@@ -15,7 +15,6 @@
 #include <optional>
 
 #include "coordinator/core/job_shape.h"
-#include "coordinator/ctl/status_view.h"
 #include "coordinator/rundir/job_files.h"
 #include "coordinator/rundir/local_core.h"
 #include "coordinator/rundir/run_dir.h"

@@ -5,7 +5,6 @@
 #include <algorithm>
 #include <cctype>
 #include <cmath>
-#include <ctime>
 #include <string_view>
 
 #include "coordinator/rundir/lines.h"

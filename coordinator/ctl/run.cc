@@ -5,7 +5,6 @@
 #include <sys/mman.h>
 #include <unistd.h>
 
-#include <algorithm>
 #include <cerrno>
 #include <cstdio>
 #include <filesystem>
@@ -32,7 +31,6 @@
 #include "coordinator/rundir/lines.h"
 #include "coordinator/rundir/run_dir.h"
 #include "coordinator/server/journal.h"
-#include "parallel/geometry/layout.h"
 #include "proto/base/clock.h"
 #include "proto/base/file_system.h"
 #include "proto/base/process.h"

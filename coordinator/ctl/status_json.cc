@@ -6,7 +6,6 @@
 
 #include "coordinator/ctl/status_view.h"
 #include "coordinator/rundir/lines.h"
-#include "coordinator/rundir/run_dir.h"
 #include "proto/base/json_output.h"
 #include "proto/base/text.h"
 #include "proto/rundir/events.h"

@@ -6,7 +6,6 @@
 #include <limits>
 #include <map>
 #include <nlohmann/json.hpp>
-#include <optional>
 
 #include "parallel/geometry/layout.h"
 

@@ -30,7 +30,6 @@
 #include "proto/base/process.h"
 #include "proto/base/rng.h"
 #include "proto/base/sharing.h"
-#include "proto/base/text.h"
 
 namespace remesh::ctl {
 namespace {

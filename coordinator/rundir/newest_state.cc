@@ -4,7 +4,6 @@
 #include <sys/stat.h>
 
 #include <algorithm>
-#include <utility>
 
 #include "checkpoint/manifest/scan.h"
 #include "checkpoint/manifest/sharding.h"

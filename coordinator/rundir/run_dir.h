@@ -10,7 +10,6 @@
 #include <memory>
 #include <optional>
 #include <string>
-#include <utility>
 
 #include "proto/base/file_system.h"
 #include "proto/base/status.h"

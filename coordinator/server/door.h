@@ -10,7 +10,6 @@
 // Threads: the owner's, and one that reads files.
 #pragma once
 
-#include <cstdint>
 #include <map>
 #include <memory>
 #include <optional>

@@ -12,7 +12,6 @@
 #include "coordinator/rundir/local_core.h"
 #include "coordinator/rundir/run_dir.h"
 #include "coordinator/server/daemon.h"
-#include "parallel/planner/placement.h"
 #include "proto/base/clock.h"
 #include "proto/base/exit_code.h"
 #include "proto/base/file_system.h"

@@ -10,7 +10,6 @@
 // syncs a last time.
 #pragma once
 
-#include <chrono>
 #include <cstdint>
 #include <functional>
 #include <mutex>

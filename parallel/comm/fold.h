@@ -9,7 +9,6 @@
 #include <algorithm>
 #include <cstddef>
 #include <span>
-#include <vector>
 
 #include "parallel/comm/comm.h"
 

@@ -8,7 +8,6 @@
 //   rank = ((pp_i * dp + dp_i) * cp + cp_i) * tp + tp_i
 #pragma once
 
-#include <cstdint>
 #include <string>
 #include <string_view>
 

@@ -1,7 +1,5 @@
 // Names from TorchTitan (v0.2) and Hugging Face configurations, and the keys
 // that correspond to them.
-#include <algorithm>
-#include <array>
 
 #include "parallel/jobfile/schema.h"
 

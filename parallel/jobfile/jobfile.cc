@@ -28,7 +28,6 @@
 #include <filesystem>
 
 #include "parallel/jobfile/schema.h"
-#include "proto/base/check.h"
 #include "proto/base/descriptor.h"
 #include "proto/base/text.h"
 #include "proto/limits/plausible.h"

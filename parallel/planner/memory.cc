@@ -1,7 +1,6 @@
 #include "parallel/planner/memory.h"
 
 #include <algorithm>
-#include <cmath>
 #include <optional>
 #include <utility>
 #include <vector>

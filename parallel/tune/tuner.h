@@ -10,7 +10,6 @@
 
 #include <cstddef>
 #include <optional>
-#include <string>
 #include <vector>
 
 #include "parallel/tune/gaussian_process.h"

@@ -6,7 +6,6 @@
 #include <spdlog/sinks/stdout_sinks.h>
 #include <sys/stat.h>
 
-#include <algorithm>
 #include <chrono>
 #include <condition_variable>
 #include <cstdio>

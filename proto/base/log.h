@@ -12,11 +12,9 @@
 #include <fmt/format.h>
 
 #include <atomic>
-#include <concepts>
 #include <memory>
 #include <string>
 #include <string_view>
-#include <utility>
 #include <vector>
 
 #include "proto/base/status.h"

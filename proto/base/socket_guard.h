@@ -8,8 +8,6 @@
 // those do.
 #pragma once
 
-#include <string>
-
 namespace remesh {
 
 // Environment variable: the IPv4 and IPv6 addresses to listen on,

@@ -3,7 +3,6 @@
 #include <linux/pkt_sched.h>
 #include <sys/socket.h>
 
-#include <algorithm>
 #include <array>
 #include <cerrno>
 #include <cstring>

@@ -1,7 +1,7 @@
+#include <fmt/format.h>
 #include <netdb.h>
 #include <sys/socket.h>
 
-#include <algorithm>
 #include <cerrno>
 #include <charconv>
 #include <utility>

@@ -8,7 +8,6 @@
 // programming errors (a watched descriptor was closed) and end the process.
 #pragma once
 
-#include <cstdint>
 #include <functional>
 #include <map>
 #include <memory>

@@ -6,7 +6,6 @@
 // thread. Construct it before a socket of the context is bound.
 #pragma once
 
-#include <memory>
 #include <mutex>
 #include <set>
 #include <string>

@@ -2,8 +2,6 @@
 // requested; the losses equal those of an undisturbed run.
 #include <fmt/format.h>
 
-#include <algorithm>
-#include <cmath>
 #include <filesystem>
 
 #include "tests/e2e/e2e.h"

@@ -4,7 +4,6 @@
 #include <unistd.h>
 
 #include <filesystem>
-#include <fstream>
 
 #include "proto/base/rng.h"
 #include "tests/e2e/e2e.h"

@@ -3,7 +3,6 @@
 #include <fmt/format.h>
 #include <hdf5.h>
 
-#include <algorithm>
 #include <numeric>
 
 namespace remesh::golden {

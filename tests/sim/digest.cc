@@ -1,6 +1,5 @@
 // A digest of everything that the coordinator does, to compare two builds.
 #include <string>
-#include <type_traits>
 #include <utility>
 #include <variant>
 

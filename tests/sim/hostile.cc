@@ -1,6 +1,5 @@
 #include "tests/sim/hostile.h"
 
-#include <cmath>
 #include <limits>
 
 #include "proto/base/rng.h"

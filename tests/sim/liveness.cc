@@ -5,7 +5,6 @@
 #include <fmt/format.h>
 
 #include <algorithm>
-#include <limits>
 
 #include "tests/sim/cluster.h"
 #include "tests/sim/parts.h"

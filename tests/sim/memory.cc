@@ -4,7 +4,6 @@
 
 #include "checkpoint/manifest/sharding.h"
 #include "coordinator/core/survival.h"
-#include "parallel/jobfile/jobfile.h"
 #include "proto/base/check.h"
 
 namespace remesh::sim {

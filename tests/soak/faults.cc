@@ -4,7 +4,6 @@
 
 #include <algorithm>
 #include <array>
-#include <iterator>
 
 #include "proto/base/clock.h"
 #include "tests/soak/soak.h"

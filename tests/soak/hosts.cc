@@ -3,7 +3,6 @@
 
 #include <algorithm>
 
-#include "proto/base/clock.h"
 #include "tests/soak/soak.h"
 
 namespace remesh::soak {

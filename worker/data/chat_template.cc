@@ -11,7 +11,6 @@
 #include <csignal>
 #include <filesystem>
 #include <nlohmann/json.hpp>
-#include <utility>
 #include <vector>
 
 #include "proto/base/file_system.h"

@@ -1,7 +1,5 @@
 #include "worker/engine/pipe_links.h"
 
-#include <algorithm>
-
 #include "proto/base/check.h"
 #include "worker/engine/timer.h"
 

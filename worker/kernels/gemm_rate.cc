@@ -1,6 +1,5 @@
 #include "worker/kernels/gemm_rate.h"
 
-#include <algorithm>
 #include <memory>
 
 #include "proto/base/clock.h"

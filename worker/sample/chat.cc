@@ -1,7 +1,5 @@
 #include "worker/sample/chat.h"
 
-#include <utility>
-
 namespace remesh::sample {
 
 Result<Chat> Chat::open(ModelFiles& files, const std::string& path,

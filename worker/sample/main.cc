@@ -6,7 +6,6 @@
 #include <cstdlib>
 #include <string_view>
 
-#include "proto/base/exit_code.h"
 #include "proto/base/process.h"
 #include "proto/base/usage.h"
 #include "proto/base/version.h"

@@ -7,7 +7,6 @@
 #include <utility>
 
 #include "proto/base/number.h"
-#include "worker/tokenizer/unicode.h"
 
 namespace remesh::tokenizer {
 

@@ -23,7 +23,6 @@
 #include <mutex>
 #include <set>
 #include <string>
-#include <vector>
 
 #include "proto/base/clock.h"
 #include "proto/base/status.h"

@@ -8,7 +8,6 @@
 
 #include <functional>
 #include <future>
-#include <utility>
 
 #include "proto/base/status.h"
 

@@ -4,13 +4,8 @@
 #define XXH_INLINE_ALL
 #include <xxhash.h>
 
-#include <algorithm>
 #include <cstddef>
-#include <cstdio>
-#include <cstdlib>
 #include <cstring>
-#include <functional>
-#include <random>
 #include <span>
 
 #include "parallel/jobfile/jobfile.h"

@@ -2,7 +2,6 @@
 // or exactly the persisted state, and never crashes.
 
 #include <fstream>
-#include <iostream>
 #include <random>
 
 #include "coordinator/rundir/lines.h"

@@ -14,7 +14,6 @@
 
 #include "proto/base/child.h"
 #include "proto/base/clock.h"
-#include "proto/base/exit_code.h"
 #include "tests/testing/expect.h"
 #include "tests/testing/files.h"
 #include "tests/testing/leftovers.h"

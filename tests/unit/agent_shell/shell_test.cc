@@ -12,12 +12,10 @@
 #include <atomic>
 #include <cstdlib>
 #include <fstream>
-#include <set>
 #include <sstream>
 #include <thread>
 
 #include "proto/base/child.h"
-#include "proto/base/clock.h"
 #include "proto/base/machine.h"
 #include "proto/base/socket_guard.h"
 #include "tests/testing/expect.h"

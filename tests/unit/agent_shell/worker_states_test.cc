@@ -3,7 +3,6 @@
 #include <signal.h>
 
 #include <filesystem>
-#include <set>
 
 #include "tests/testing/expect.h"
 #include "tests/unit/agent_shell/worker_fixture.h"

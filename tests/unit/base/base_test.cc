@@ -1,7 +1,6 @@
 #include <fmt/format.h>
 #include <sys/stat.h>
 
-#include <cmath>
 #include <filesystem>
 #include <fstream>
 #include <iterator>

@@ -7,7 +7,6 @@
 #include <unistd.h>
 
 #include <bit>
-#include <cmath>
 #include <cstdio>
 #include <cstdlib>
 #include <filesystem>
@@ -15,10 +14,8 @@
 #include <limits>
 #include <map>
 #include <nlohmann/json.hpp>
-#include <random>
 #include <thread>
 
-#include "checkpoint/manifest/read_plan.h"
 #include "checkpoint/store/blocks.h"
 #include "checkpoint/store/hdf5_file.h"
 #include "checkpoint/store/verify.h"

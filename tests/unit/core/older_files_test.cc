@@ -5,7 +5,6 @@
 #include <optional>
 #include <string>
 #include <utility>
-#include <vector>
 
 #include "coordinator/core/coordinator.h"
 #include "coordinator/core/durable.h"

@@ -5,11 +5,9 @@
 
 #include <set>
 #include <string>
-#include <vector>
 
 #include "coordinator/core/assignment.h"
 #include "coordinator/core/cordons.h"
-#include "coordinator/core/state_choice.h"
 #include "coordinator/core/state_retention.h"
 #include "parallel/geometry/param_table.h"
 #include "parallel/geometry/schedule.h"

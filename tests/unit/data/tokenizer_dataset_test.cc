@@ -1,6 +1,5 @@
 // Data sets whose tokenizer is a file.
 #include <mutex>
-#include <random>
 #include <set>
 #include <thread>
 

@@ -6,9 +6,7 @@
 
 #include <fmt/format.h>
 
-#include <cmath>
 #include <cstdlib>
-#include <limits>
 
 #include "parallel/geometry/lora.h"
 #include "tests/testing/engine.h"

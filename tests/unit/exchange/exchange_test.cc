@@ -3,7 +3,6 @@
 #include "checkpoint/exchange/exchange.h"
 
 #include <algorithm>
-#include <chrono>
 #include <cstdlib>
 #include <functional>
 #include <set>

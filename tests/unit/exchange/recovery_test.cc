@@ -15,7 +15,6 @@
 #include <atomic>
 #include <chrono>
 #include <filesystem>
-#include <map>
 #include <random>
 #include <set>
 #include <thread>

@@ -1,6 +1,5 @@
 #include "checkpoint/huggingface/other_formats.h"
 
-#include <algorithm>
 #include <nlohmann/json.hpp>
 #include <tuple>
 

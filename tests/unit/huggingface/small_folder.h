@@ -2,8 +2,6 @@
 #pragma once
 
 #include <cstring>
-#include <filesystem>
-#include <map>
 #include <random>
 #include <string>
 #include <vector>

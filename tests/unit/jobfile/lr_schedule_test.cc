@@ -1,8 +1,5 @@
 #include "parallel/jobfile/lr_schedule.h"
 
-#include <cmath>
-#include <numbers>
-
 #include "tests/testing/expect.h"
 
 namespace remesh::jobfile {

@@ -4,7 +4,6 @@
 #include <gtest/gtest.h>
 
 #include "tests/testing/llama.h"
-#include "tests/testing/local_comm.h"
 #include "tests/unit/model/model_fixture.h"
 
 namespace remesh::model {

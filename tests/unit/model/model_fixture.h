@@ -7,7 +7,6 @@
 #include <cmath>
 #include <memory>
 #include <optional>
-#include <set>
 #include <vector>
 
 #include "proto/base/check.h"

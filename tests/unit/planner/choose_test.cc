@@ -1,6 +1,5 @@
 // Choosing a mesh for a model, compared with an exhaustive search.
 
-#include <optional>
 #include <random>
 
 #include "parallel/geometry/param_table.h"

@@ -2,8 +2,6 @@
 
 #include <gtest/gtest.h>
 
-#include <cmath>
-
 #include "parallel/planner/collective.h"
 #include "tests/unit/planner/round_machine.h"
 

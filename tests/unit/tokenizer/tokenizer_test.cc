@@ -10,7 +10,6 @@
 #include "tests/unit/tokenizer/encode.h"
 #include "tests/unit/tokenizer/small_models.h"
 #include "worker/tokenizer/tiktoken.h"
-#include "worker/tokenizer/tokenizer_json.h"
 
 namespace remesh::tokenizer {
 namespace {

@@ -4,7 +4,6 @@
 
 #include <atomic>
 #include <bit>
-#include <cstdlib>
 #include <random>
 #include <thread>
 

@@ -11,7 +11,6 @@
 #include <unistd.h>
 
 #include <chrono>
-#include <functional>
 #include <set>
 #include <string>
 #include <thread>

@@ -4,7 +4,6 @@
 #include <CLI/CLI.hpp>
 #include <cstdio>
 #include <string>
-#include <system_error>
 
 #include "checkpoint/memory/state_info.h"
 #include "proto/base/exit_code.h"

@@ -13,7 +13,6 @@
 
 #include <cstdint>
 #include <string>
-#include <vector>
 
 #include "checkpoint/memory/state_info.h"
 #include "worker/agent/core/agent.h"

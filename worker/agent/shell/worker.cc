@@ -6,14 +6,12 @@
 
 #include <algorithm>
 #include <cctype>
-#include <chrono>
 #include <random>
 #include <utility>
 #include <vector>
 
 #include "checkpoint/memory/segment_directory.h"
 #include "proto/base/clock.h"
-#include "proto/base/exit_code.h"
 #include "proto/base/machine.h"
 #include "proto/base/process.h"
 #include "proto/base/text.h"
@@ -23,7 +21,6 @@
 #include "worker/agent/shell/hardware.h"
 #include "worker/agent/shell/probe.h"
 #include "worker/agent/shell/process.h"
-#include "worker/agent/shell/rank_env.h"
 #include "worker/agent/shell/state_folder.h"
 
 namespace remesh::agent {

@@ -10,7 +10,6 @@
 #include <memory>
 #include <optional>
 #include <string>
-#include <utility>
 
 #include "proto/base/background.h"
 #include "proto/base/log.h"

@@ -8,7 +8,6 @@
 #include "proto/base/exit_code.h"
 #include "proto/base/text.h"
 #include "worker/agent/shell/probe.h"
-#include "worker/agent/shell/rank_env.h"
 #include "worker/agent/shell/worker.h"
 
 namespace remesh::agent {

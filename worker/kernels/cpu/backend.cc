@@ -11,7 +11,6 @@
 #include <cmath>
 #include <cstring>
 #include <string>
-#include <type_traits>
 
 #include "proto/base/check.h"
 #include "worker/kernels/cpu/amx_tiles.h"

@@ -1,6 +1,5 @@
 #include "worker/kernels/cpu/onednn_gemm.h"
 
-#include <algorithm>
 #include <dnnl.hpp>
 #include <map>
 #include <unordered_map>

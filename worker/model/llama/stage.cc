@@ -1,7 +1,6 @@
 #include "worker/model/stage.h"
 
 #include <algorithm>
-#include <string>
 #include <tuple>
 #include <utility>
 
