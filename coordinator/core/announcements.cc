@@ -190,8 +190,12 @@ std::vector<pb::EventRecord> events_of(const Cordoning::Changes& changes,
                         {.detail = "given up; all hosts are used again"}));
   for (const pb::Cordon& c : changes.begun) out.push_back(event_of(c, unix_s));
   for (const pb::Cordon& c : changes.ended) {
-    out.push_back(event(events::kHostUncordoned,
-                        {.host = c.host(), .detail = "it is tried again"}));
+    const bool needed = remaining_s(c, unix_s) > 0;
+    out.push_back(
+        event(events::kHostUncordoned,
+              {.host = c.host(),
+               .detail = needed ? "no mesh is possible without it at present"
+                                : "it is tried again"}));
     if (!c.worker().empty()) out.back().set_worker(c.worker());
   }
   return out;

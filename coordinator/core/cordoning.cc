@@ -20,6 +20,9 @@ namespace {
 
 constexpr int64_t kEnough = 2;  // failures of a link in a row that cordon
 constexpr double kLinkTestS = 600;
+// Workers that were restarted, or that a new coordinator waits for, are back by
+// then.
+constexpr int64_t kOthersReturnMs = 5'000;
 
 // Links of the host that failed often enough.
 int64_t bad_links(const pb::HostFaults& faults, const std::string& host) {
@@ -71,18 +74,23 @@ bool Cordoning::others_remain(const std::vector<Site>& failed,
   });
 }
 
-// Whether a mesh is possible now if these are cordoned, too.
+// Whether a mesh is possible now if these hosts are cordoned and set apart.
+bool Cordoning::possible_with(const pb::HostFaults& faults) const {
+  pb::Durable with = in_.view.durable;
+  *with.mutable_host_faults() = faults;
+  return in_.policy
+      .place(ClusterView{.roster = in_.view.roster,
+                         .durable = with,
+                         .now_ms = in_.view.now_ms})
+      .ok();
+}
+
+// Whether one is if these are cordoned, too, and none is set apart.
 bool Cordoning::possible_without(const std::vector<Site>& sites,
                                  pb::HostFaults faults) const {
   faults.mutable_link_search()->clear_apart();
   for (const Site& site : sites) cordon(site, {}, in_.unix_s, &faults);
-  pb::Durable without = in_.view.durable;
-  *without.mutable_host_faults() = std::move(faults);
-  return in_.policy
-      .place(ClusterView{.roster = in_.view.roster,
-                         .durable = without,
-                         .now_ms = in_.view.now_ms})
-      .ok();
+  return possible_with(faults);
 }
 
 // Whether the newest state is incomplete without the hosts.
@@ -220,7 +228,7 @@ Consequence Cordoning::after_broken(const pb::Cause& fault) {
           (c.peer() == host ||
            failures_of(*in_.faults, {.host = c.host(), .peer = c.peer()}) <
                most))
-        end_cordon(c.host(), &others);
+        end_cordon({.host = c.host()}, &others);
     // A single host may have been proven by running alone.
     const bool proven = others.proven_size() > 1 && is_proven(others, host);
     const std::tuple key(!needs_state_of({host}), !proven,
@@ -391,8 +399,46 @@ bool Cordoning::end_in_time() {
     changes_.any = changes_.search_ended = true;
   }
   changes_.ended = end_cordons(in_.unix_s, in_.faults);
+  if (in_.view.durable.phase() == pb::Durable::WAITING &&
+      in_.view.now_ms - in_.view.phase_since_ms >= kOthersReturnMs)
+    end_needed();
   changes_.any |= !changes_.ended.empty();
   return changes_.any;
+}
+
+// Others that could run the job may have left since. Then the search for a link
+// cannot be continued, and hosts are used again whose cordon has lasted long
+// enough for a job that has no others: those first that made steps.
+void Cordoning::end_needed() {
+  pb::HostFaults faults = *in_.faults;
+  const bool searched = !faults.link_search().apart().empty();
+  if ((!searched && faults.cordons().empty()) ||
+      in_.policy.place(in_.view).ok())
+    return;
+  if (searched) faults.clear_link_search();
+  const auto is_gone = [this](const std::string& host) {
+    return std::ranges::none_of(
+        in_.view.roster.members(), [&](const auto& named) {
+          return named.second.alive && named.second.report.host() == host;
+        });
+  };
+  std::vector<pb::Cordon> all(faults.cordons().begin(), faults.cordons().end());
+  std::ranges::stable_partition(
+      all, [](const pb::Cordon& c) { return c.in_training(); });
+  std::vector<pb::Cordon> ended;
+  for (const pb::Cordon& c : all) {
+    if (possible_with(faults)) break;
+    if (c.peer().empty() ? remaining_alone_s(c, in_.unix_s) > 0
+                         : !is_gone(c.peer()))
+      continue;
+    end_cordon({.host = c.host(), .worker = c.worker()}, &faults);
+    ended.push_back(c);
+  }
+  if (!possible_with(faults)) return;
+  *in_.faults = std::move(faults);
+  changes_.any = true;
+  changes_.search_ended |= searched;
+  changes_.ended.insert(changes_.ended.end(), ended.begin(), ended.end());
 }
 
 Result<Site> Cordoning::lift(const std::string& name) {

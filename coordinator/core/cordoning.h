@@ -28,7 +28,7 @@ class Cordoning {
     std::vector<pb::LinkSearch> tests;  // hosts were set apart for a test
     bool search_ended = false;          // and found no link
     std::vector<pb::Cordon> begun;
-    std::vector<pb::Cordon> ended;  // their time is over
+    std::vector<pb::Cordon> ended;  // their time is over, or they are needed
   };
   // Borrows its members. `faults` are those of view.durable.
   struct Inputs {
@@ -62,7 +62,8 @@ class Cordoning {
   // hosts bad. Cordons them if there are hosts that have not tried it, so that
   // nothing is refused any more; returns whether it did.
   bool for_loading(pb::Durable* durable);
-  // Ends what has lasted long enough; returns whether there was any.
+  // Ends what has lasted long enough and, if a waiting job has no mesh without
+  // it, what has done so for that case; returns whether there was any.
   bool end_in_time();
   // `name`: of a host, or of a worker that is cordoned or on a cordoned host.
   // Returns what is used again.
@@ -74,6 +75,7 @@ class Cordoning {
   bool others_remain(const std::vector<Site>& failed,
                      const pb::Cause& fault) const;
   bool awaits_proven(const std::vector<Site>& failed) const;
+  bool possible_with(const pb::HostFaults& faults) const;
   bool possible_without(const std::vector<Site>& sites,
                         pb::HostFaults faults) const;
   bool possible_without(const std::vector<Site>& sites) const {
@@ -90,6 +92,7 @@ class Cordoning {
   bool cordon_found_host();
   bool next_link_test();
   void note_link_test(const std::set<std::string>& hosts);
+  void end_needed();
 
   const Inputs in_;
   Changes changes_;

@@ -29,14 +29,16 @@ constexpr double kForgottenS = 2 * kLongestCordonS;
 constexpr int kMostSuspects = 256;
 constexpr int64_t kNever = INT64_MAX;
 
-double cordon_s(const pb::Cordon& c) {
+double cordon_s(const pb::Cordon& c, double cost_s) {
   const int64_t doublings = std::clamp<int64_t>(c.failures() - 1, 0, 20);
   const double first =
       std::max(c.peer().empty() ? kFirstCordonS : kFirstLinkCordonS,
-               kCordonPerCost * c.cost_s());
+               kCordonPerCost * cost_s);
   return std::min(kLongestCordonS,
                   first * static_cast<double>(int64_t{1} << doublings));
 }
+
+double cordon_s(const pb::Cordon& c) { return cordon_s(c, c.cost_s()); }
 
 void set_site(const Site& site, pb::Cordon* c) {
   c->set_host(site.host);
@@ -325,6 +327,12 @@ double remaining_s(const pb::Cordon& c, double now_s) {
   return std::clamp(c.until() - now_s, 0.0, cordon_s(c));
 }
 
+double remaining_alone_s(const pb::Cordon& c, double now_s) {
+  const double lasted_s = cordon_s(c) - remaining_s(c, now_s);
+  const double alone_s = c.in_training() ? 0 : cordon_s(c, /*cost_s=*/0);
+  return std::max(0.0, alone_s - lasted_s);
+}
+
 int64_t failures_of(const pb::HostFaults& faults, const Site& site) {
   const auto it = find_suspect(faults.suspects(), site);
   return it == faults.suspects().end() ? 0 : it->failures();
@@ -387,9 +395,10 @@ std::vector<pb::Cordon> end_cordons(double now_s, pb::HostFaults* faults) {
   return ended;
 }
 
-bool end_cordon(const std::string& host, pb::HostFaults* faults) {
-  return erase_if(faults->mutable_cordons(),
-                  [&](const pb::Cordon& c) { return c.host() == host; });
+bool end_cordon(const Site& site, pb::HostFaults* faults) {
+  return erase_if(faults->mutable_cordons(), [&](const pb::Cordon& c) {
+    return concerns(site, c.host(), c.worker());
+  });
 }
 
 bool uncordon(const Site& site, pb::HostFaults* faults) {
@@ -398,7 +407,7 @@ bool uncordon(const Site& site, pb::HostFaults* faults) {
   };
   const bool apart =
       site.worker.empty() && is_apart(faults->link_search(), site.host);
-  const bool cordoned = erase_if(faults->mutable_cordons(), is_there);
+  const bool cordoned = end_cordon(site, faults);
   if (!apart && !cordoned) return false;
   if (apart) faults->clear_link_search();
   erase_if(faults->mutable_suspects(), [&](const pb::Cordon& c) {

@@ -104,6 +104,9 @@ std::string cordons_text(const pb::HostFaults& faults);
 // Until the cordon ends; at most its full time, should the clock have been set
 // back.
 double remaining_s(const pb::Cordon& cordon, double now_s);
+// Until it ends if the job cannot run without the site: nobody else pays for
+// what a failed start costs, and ranks that die in training make steps.
+double remaining_alone_s(const pb::Cordon& cordon, double now_s);
 
 // Failures in a row there.
 int64_t failures_of(const pb::HostFaults& faults, const Site& site);
@@ -116,10 +119,10 @@ pb::Cordon cordon(const Site& site, const pb::Cause& failure, double now_s,
                   pb::HostFaults* faults);
 // Ends cordons whose time is over. Returns them.
 std::vector<pb::Cordon> end_cordons(double now_s, pb::HostFaults* faults);
-// Ends the cordons of the host and its workers; false if it had none.
-bool end_cordon(const std::string& host, pb::HostFaults* faults);
-// Ends those of the host and its workers, or of this worker alone, and forgets
-// the failures there; false if there was none.
+// Ends the cordons of the host and its workers, or of this worker alone; false
+// if there was none.
+bool end_cordon(const Site& site, pb::HostFaults* faults);
+// The same, and forgets the failures there.
 bool uncordon(const Site& site, pb::HostFaults* faults);
 // A mesh with ranks on these hosts has finished its first step: deaths soon
 // after it continue their rows there.

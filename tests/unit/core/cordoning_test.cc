@@ -15,11 +15,23 @@ class CordoningTest : public ::testing::Test, protected RosterFixture {
     hear_all(workers);
   }
   Cordoning cordoning() {
-    return Cordoning({.view = view(),
+    return Cordoning({.view = view(now_ms_),
                       .policy = policy_,
                       .elastic = job_.elastic(),
                       .unix_s = unix_s_,
                       .faults = durable.mutable_host_faults()});
+  }
+  // These workers are there, and the job waits for a mesh.
+  void wait_with(const std::vector<std::string>& workers) {
+    durable.set_phase(pb::Durable::WAITING);
+    hear_all(workers);
+    now_ms_ = 5000;
+  }
+  bool ends_in_time() {
+    Cordoning c = cordoning();
+    const bool out = c.end_in_time();
+    changes_ = c.changes();
+    return out;
   }
   Consequence after(const pb::Cause& f) {
     Cordoning c = cordoning();
@@ -37,6 +49,7 @@ class CordoningTest : public ::testing::Test, protected RosterFixture {
   MeshPolicy policy_{job_, std::nullopt};
   Cordoning::Changes changes_;
   double unix_s_ = 0;
+  int64_t now_ms_ = 0;
 };
 
 using Hosts = std::vector<std::string>;
@@ -293,6 +306,81 @@ TEST_F(CordoningTest, ASearchForALinkBeginsWithTheHostThatIsNotProven) {
   changes_ = c.changes();
   EXPECT_EQ(begun(), Hosts{"host-c"});
   EXPECT_FALSE(durable.host_faults().has_link_search());
+}
+
+// They are gone, or were drained: it makes steps.
+TEST_F(CordoningTest, AHostWhoseRanksDiedInTrainingIsUsedIfThereAreNoOthers) {
+  cordon({.host = "host-a", .in_training = true}, {}, 0,
+         durable.mutable_host_faults());
+  wait_with({"a"});
+  now_ms_ = 4999;
+  EXPECT_FALSE(ends_in_time()) << "a worker may have been restarted";
+  now_ms_ = 5000;
+  durable.set_phase(pb::Durable::ABORTING);
+  EXPECT_FALSE(ends_in_time());
+  durable.set_phase(pb::Durable::WAITING);
+  EXPECT_TRUE(ends_in_time());
+  ASSERT_EQ(changes_.ended.size(), 1U);
+  EXPECT_EQ(changes_.ended[0].host(), "host-a");
+  EXPECT_FALSE(is_cordoned(durable.host_faults(), "host-a"));
+}
+
+TEST_F(CordoningTest, ACordonedHostIsNotUsedIfThereAreOthers) {
+  cordon({.host = "host-a", .in_training = true}, {}, 0,
+         durable.mutable_host_faults());
+  wait_with({"a", "b"});
+  EXPECT_FALSE(ends_in_time());
+  durable.mutable_host_faults()->mutable_cordons(0)->set_host("host-x");
+  wait_with({});
+  job_.mutable_elastic()->set_min_slots(3);
+  policy_ = MeshPolicy(job_, std::nullopt);
+  EXPECT_FALSE(ends_in_time()) << "there is no mesh with it";
+}
+
+// What a failed start costs is paid by nobody then.
+TEST_F(CordoningTest, AHostThatFailedToStartIsTriedSoonerIfThereAreNoOthers) {
+  pb::Cause hang = no_start();
+  hang.set_cost_s(30);
+  cordon({.host = "host-a"}, hang, 0, durable.mutable_host_faults());
+  EXPECT_EQ(remaining_s(durable.host_faults().cordons(0), 0), 300);
+  wait_with({"a"});
+  unix_s_ = 9;
+  EXPECT_FALSE(ends_in_time());
+  unix_s_ = 10;
+  EXPECT_TRUE(ends_in_time());
+}
+
+TEST_F(CordoningTest, TheHostOfABadLinkIsUsedOnceItsPeerIsGone) {
+  cordon({.host = "host-a", .peer = "host-b"}, {}, 0,
+         durable.mutable_host_faults());
+  wait_with({"a", "b"});
+  job_.mutable_elastic()->set_min_slots(2);
+  policy_ = MeshPolicy(job_, std::nullopt);
+  EXPECT_FALSE(ends_in_time()) << "the mesh would have the link";
+  durable.mutable_host_faults()->mutable_cordons(0)->set_peer("host-c");
+  EXPECT_TRUE(ends_in_time());
+}
+
+// Those first that made steps, and no more than are needed.
+TEST_F(CordoningTest, OnlyTheCordonsThatAMeshNeedsToEndDo) {
+  pb::HostFaults* faults = durable.mutable_host_faults();
+  for (const char* host : {"host-a", "host-b", "host-c"})
+    cordon({.host = host}, {}, 0, faults);
+  faults->mutable_cordons(1)->set_in_training(true);
+  wait_with({"a", "b", "c"});
+  unix_s_ = 9;
+  EXPECT_TRUE(ends_in_time());
+  EXPECT_FALSE(is_cordoned(*faults, "host-b"));
+  EXPECT_EQ(faults->cordons_size(), 2);
+}
+
+TEST_F(CordoningTest, ASearchForALinkEndsIfTheRestCannotRunTheJob) {
+  durable.mutable_host_faults()->mutable_link_search()->add_apart("host-a");
+  durable.mutable_host_faults()->mutable_link_search()->set_until(600);
+  wait_with({"a"});
+  EXPECT_TRUE(ends_in_time());
+  EXPECT_TRUE(changes_.search_ended);
+  EXPECT_FALSE(is_cordoned(durable.host_faults(), "host-a"));
 }
 
 TEST_F(CordoningTest, IsLiftedByTheNameOfAHostOrOfAWorkerOnIt) {
