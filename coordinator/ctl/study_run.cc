@@ -120,10 +120,10 @@ Result<StudyRun> StudyRuns::predict(const json& object) {
                      return find_model(model_name, {});
                    }));
   StudyRun out{.plan = {},
-               .machine = planner::machine_of(cluster->cluster),
                .busy_w = cluster->cluster.device().busy_w(),
                .idle_w = cluster->cluster.device().idle_w()};
-  SearchRequest q{.machine = out.machine, .model = model->model};
+  SearchRequest q{.machine = planner::machine_of(cluster->cluster),
+                  .model = model->model};
   q.devices = count(&s, "devices", 0);
   geometry::Layout l;
   constexpr int64_t kMostDegree = 1 << 20;  // devices
@@ -139,6 +139,7 @@ Result<StudyRun> StudyRuns::predict(const json& object) {
   q.run = execution_of(&s);
   if (q.run.precision == planner::Precision::kFp8 && q.machine.fp8_flops == 0)
     s.refuse("precision", "bf16 on a device that has no fp8");
+  out.peak_flops = planner::peak_flops(q.machine, q.run.precision);
   const planner::JobShape shape = shape_of(&s, q);
   s.refuse_unknown();
   RETURN_IF_ERROR(s.problem());
@@ -155,7 +156,7 @@ Result<double> study_metric(const StudyRun& run, const std::string& name) {
       {"tokens_per_s", c.tokens_per_s},
       {"step_s", c.total_s},
       {"mfu", 100 * c.mfu},
-      {"hfu", 100 * flops / run.machine.peak_flops},
+      {"hfu", 100 * flops / run.peak_flops},
       {"tflops", flops / 1e12},
       {"watts", watts},
       {"joules_per_token", watts / c.tokens_per_s},

@@ -12,7 +12,7 @@ namespace remesh::ctl {
 
 struct StudyRun {
   planner::Plan plan;
-  planner::Machine machine;
+  double peak_flops = 1;
   double busy_w = 0;  // of a device, as is idle_w
   double idle_w = 0;
 };

@@ -22,6 +22,7 @@ Machine machine_of(const pb::Cluster& c) {
       .memory_bytes_per_s = d.memory_gb_per_s() * kGiga * e.memory(),
       .memory_bytes = d.memory_gb() * kGiga,
       .peak_flops = d.peak_tflops() * kTera,
+      .peak_fp8_flops = d.peak_fp8_tflops() * kTera,
       .cores = d.cores(),
       .launch_s = e.launch_us() * kMicro,
       .gemm_gap_s = e.gap_us() * kMicro,

@@ -22,7 +22,8 @@ struct Machine {
   double tuned_attention_flops = 1;  // of the vendor's library
   double memory_bytes_per_s = 1;
   double memory_bytes = 0;
-  double peak_flops = 1;  // what MFU refers to
+  double peak_flops = 1;      // in 16 bits
+  double peak_fp8_flops = 0;  // 0: none
   int64_t cores = 1;
   double launch_s = 0;     // of the host, for each operation
   double gemm_gap_s = 0;   // between two GEMMs

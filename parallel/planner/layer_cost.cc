@@ -291,6 +291,11 @@ double gemm_s(const Machine& m, const Gemm& g, Precision precision) {
   return m.gemm_gap_s + std::max(seconds, bytes / m.memory_bytes_per_s);
 }
 
+double peak_flops(const Machine& m, Precision precision) {
+  return precision == Precision::kFp8 && m.peak_fp8_flops > 0 ? m.peak_fp8_flops
+                                                              : m.peak_flops;
+}
+
 Passes layer_passes(const Machine& m, const JobShape& s,
                     const geometry::Layout& l, const Execution& run) {
   const Sizes z = sizes_of(s, l, run);

@@ -112,6 +112,9 @@ struct Gemm {
 };
 double gemm_s(const Machine& machine, const Gemm& gemm, Precision precision);
 
+// What MFU refers to: in fp8 the peak in fp8, otherwise that in 16 bits.
+double peak_flops(const Machine& machine, Precision precision);
+
 // REQUIRES: the layout divides the model's heads and the sequence.
 Passes layer_passes(const Machine& machine, const JobShape& shape,
                     const geometry::Layout& layout, const Execution& run);

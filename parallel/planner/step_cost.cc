@@ -339,7 +339,7 @@ StepCost predict_step(const Machine& m, const JobShape& s,
       as_double(s.model.n_layers) *
           (layer_elements(s, one) + 2 * as_double(s.model.q_dim()) * keys) +
       vocabulary_elements(s, one);
-  c.mfu = 6 * work * c.tokens_per_s / m.peak_flops;
+  c.mfu = 6 * work * c.tokens_per_s / peak_flops(m, run.precision);
   return c;
 }
 

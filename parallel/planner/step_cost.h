@@ -28,7 +28,7 @@ struct StepCost {
   Terms terms;  // of the rank that has most to do
   double total_s = 0;
   double tokens_per_s = 0;  // of one device
-  double mfu = 0;           // of the peak, attention counted as half
+  double mfu = 0;           // of peak_flops(), attention counted as half
 };
 
 // REQUIRES: the layout divides the model; at least a microbatch for each

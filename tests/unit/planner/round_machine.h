@@ -16,6 +16,7 @@ inline Machine round_machine() {
           .memory_bytes_per_s = 1e12,
           .memory_bytes = 80e9,
           .peak_flops = 2e14,
+          .peak_fp8_flops = 4e14,
           .cores = 100,
           .launch_s = 1e-6,
           .gemm_gap_s = 3e-6,

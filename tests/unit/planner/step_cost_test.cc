@@ -313,6 +313,19 @@ TEST(Step, TermsAddUpAndTokensFollow) {
   EXPECT_LT(c.mfu, 0.5);  // the machine reaches half its peak at best
 }
 
+TEST(Step, MfuIsOfThePeakInThePrecisionOfTheProducts) {
+  const auto mfu = [](Machine m, Precision precision) {
+    m.flops = m.peak_flops;
+    m.fp8_flops = m.peak_fp8_flops;
+    const StepCost c = predict_step(m, gpt(16), {}, {.precision = precision});
+    return std::pair(c.mfu, c.mfu / c.tokens_per_s);
+  };
+  const Machine m = round_machine();
+  const auto bf16 = mfu(m, Precision::k16), fp8 = mfu(m, Precision::kFp8);
+  EXPECT_NEAR(fp8.second / bf16.second, 0.5, 1e-12);
+  EXPECT_LT(fp8.first, 1);
+}
+
 TEST(Step, GradientsAreAddedForEveryMicrobatch) {
   Machine m = round_machine();
   m.straggle = 0;
