@@ -260,13 +260,20 @@ std::string limits_text(const SearchRequest& q, const Plan& p) {
       gigabytes(p.memory.*largest->bytes), largest->key);
 }
 
+bool fits(const SearchRequest& q, const Plan& p) {
+  return static_cast<double>(p.memory.total()) <= usable(q);
+}
+
 std::string changes_text(const SearchRequest& q, const Plan& best) {
   std::vector<std::vector<std::string>> rows;
   for (const Plan& p : changes(q, best)) {
-    const bool fits = static_cast<double>(p.memory.total()) <= usable(q);
-    rows.push_back({change_text(best, p),
-                    fits ? difference(best, p)
-                         : "does not fit: " + gigabytes(p.memory.total())});
+    std::string change = change_text(best, p);
+    if (p.layout.tp > q.machine.node_devices && !q.limits.tensor_across_nodes)
+      change += " --tp-across-nodes";
+    rows.push_back({std::move(change),
+                    fits(q, p)
+                        ? difference(best, p)
+                        : "does not fit: " + gigabytes(p.memory.total())});
   }
   return "with one setting changed:\n" + table(std::move(rows));
 }
@@ -292,6 +299,16 @@ Json plan_json(const ClusterChoice& cluster, const Plan& p) {
           {"mfu", p.cost.mfu},
           {"terms_s", std::move(terms)},
           {"memory", memory_json(p.memory)}};
+}
+
+Json changes_json(const SearchRequest& q, const Plan& best) {
+  Json out = Json::array();
+  for (const Plan& p : changes(q, best))
+    out.push_back({{"change", change_text(best, p)},
+                   {"step_s", p.cost.total_s},
+                   {"memory", p.memory.total()},
+                   {"fits", fits(q, p)}});
+  return out;
 }
 
 }  // namespace
@@ -361,8 +378,9 @@ std::string plan_heading(const SearchRequest& q, const ModelChoice& model,
       "{}: {} parameters, on {} x {} ({} of {}); {} of {} a "
       "step, {}\n",
       model.name,
-      p < 1e12 ? fmt::format("{:.1f}B", p / 1e9)
-               : fmt::format("{:.2f}T", p / 1e12),
+      p < 1e9    ? fmt::format("{:.0f}M", p / 1e6)
+      : p < 1e12 ? fmt::format("{:.1f}B", p / 1e9)
+                 : fmt::format("{:.2f}T", p / 1e12),
       q.devices, cluster.cluster.device().name(), plural(nodes, "node"),
       q.machine.node_devices, plural(q.global_batch, "sequence"),
       plural(q.T, "token"),
@@ -402,11 +420,14 @@ Result<std::string> cluster_plan(const ClusterPlanOptions& o,
              {"seq_len", q.T},
              {"global_batch", q.global_batch},
              {"usable_memory", usable(q)}};
-    if (shown.empty())
+    if (shown.empty()) {
       out["searched"] = {{"meshes", found.meshes},
                          {"plans", found.considered},
                          {"fitting", found.fitting},
                          {"simulated", found.simulated}};
+      out["largest_loss"] = largest_loss(q, plans[0]);
+      out["changes"] = changes_json(q, plans[0]);
+    }
     out["plans"] = std::move(list);
     return json_output(out);
   }

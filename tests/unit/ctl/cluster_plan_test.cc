@@ -240,6 +240,41 @@ TEST(ClusterPlan, TextSaysWhatLimitsTheBestAndWhatChangesCost) {
     EXPECT_HAS(text, part);
 }
 
+TEST(ClusterPlan, JsonHasTheReasonsOfTheText) {
+  const Json out = plan_json("llama3-70b", "h100", 64);
+  EXPECT_HAS(plan("llama3-70b", "h100", {.devices = 64}).value(),
+             "largest loss: " + out["largest_loss"].get<std::string>());
+  size_t fitting = 0;
+  for (const Json& c : out["changes"]) {
+    EXPECT_EQ(c["fits"], c["memory"] <= out["usable_memory"]) << c;
+    if (!c["fits"]) continue;
+    ++fitting;
+    EXPECT_GE(c["step_s"], out["plans"][0]["step_s"]) << c;
+  }
+  EXPECT_GE(fitting, 2U);
+}
+
+// Only where the search leaves them out.
+TEST(ClusterPlan, AChangeThatNeedsAnOptionNamesIt) {
+  ClusterPlanOptions o{.devices = 64};
+  o.limits.degrees = {.dp = 4, .tp = 8, .pp = 2, .cp = 1};
+  EXPECT_HAS(plan("llama3-70b", "h100", o).value(),
+             "  dp2,pp2,tp16 --tp-across-nodes ");
+  o.limits.tensor_across_nodes = true;
+  EXPECT_LACKS(plan("llama3-70b", "h100", o).value(), "--tp-across-nodes");
+}
+
+TEST(ClusterPlan, SmallModelsHaveMillionsOfParameters) {
+  const ModelChoice gpt2 =
+      parse_hf_config(R"({"model_type": "gpt2", "n_embd": 768, "n_layer": 12,
+        "n_head": 12, "vocab_size": 50257, "n_positions": 1024})",
+                      "gpt2")
+          .value();
+  const ClusterChoice h100 = find_cluster("deploy/clusters/h100.toml").value();
+  EXPECT_HAS(cluster_plan({.devices = 1}, gpt2, h100).value(),
+             "gpt2: 124M parameters");
+}
+
 TEST(ClusterPlan, TheLargestLossNamesTheLinkThatIsUsed) {
   const ModelChoice model =
       find_model("deploy/models/llama3-8b.toml", {}).value();
