@@ -102,6 +102,8 @@ Status load(const Options& o, Loaded* out) {
   ASSIGN_OR_RETURN(out->clusters, read_clusters(o.clusters));
   for (const std::string& file : o.files) {
     ASSIGN_OR_RETURN(const std::vector<Row> rows, read_rows(file));
+    RETURN_IF_ERROR(
+        samples_of(out->clusters, rows).status().with_context(file));
     out->rows.insert(out->rows.end(), rows.begin(), rows.end());
   }
   ASSIGN_OR_RETURN(out->samples, samples_of(out->clusters, out->rows));

@@ -177,9 +177,9 @@ std::string architecture_of(const geometry::ModelConfig& c, double params_b) {
 }
 
 // What the columns do not say:
-//   fused attention  unless the run may be older than FlashAttention (2022):
-//                    fp16 on a V100 or A100, where the note does not say
-//                    "flash"
+//   fused attention  unless the note says "no flash", or the run may be older
+//                    than FlashAttention (2022): fp16 on a V100 or A100, where
+//                    the note does not say "flash"
 //   tuned attention  with zero_stage 1, and where the note says "cuDNN"
 //   fused kernels    of Megatron (zero_stage 0 and 1) unless the note says "no
 //                    compile", and where it says "compile"
@@ -200,7 +200,8 @@ planner::Execution execution_of(const std::string& note, const Row& row,
   x.precision = dtype.starts_with("fp8")    ? Precision::kFp8
                 : dtype.starts_with("fp32") ? Precision::k32
                                             : Precision::k16;
-  x.fused_attention = !old || note_says(note, "flash|FA2");
+  x.fused_attention =
+      old ? note_says(note, "flash|FA2") : !note_denies(note, "flash|FA2");
   x.tuned_attention = zero == 1 || note_says(note, "cuDNN");
   x.row_scaled = dtype == "fp8-rowwise";
   x.fused_kernels =
@@ -365,7 +366,7 @@ Result<std::vector<Row>> parse_rows(const std::string& text,
       return invalid_argument(fmt::format("{}: {} fields, the header has {}",
                                           where, values.size(), header.size()));
     Fields fields(columns, std::move(values), where);
-    if (fields.text("verified") == "memory" ||
+    if (fields.lower("verified") == "memory" ||
         fields.text("tokens_per_s_per_gpu").empty())
       continue;
     ASSIGN_OR_RETURN(Row row, read_row(std::move(fields), record.line));

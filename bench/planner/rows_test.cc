@@ -97,6 +97,19 @@ TEST(Rows, OnlyOldDevicesAreAsOldAsFp16) {
   EXPECT_EQ(run("H100", "fp32").message_bytes, 4);
 }
 
+TEST(Rows, ANoteDeniesFlashAttentionOfAnyAge) {
+  const auto fused = [](const std::string& note) {
+    std::string text = std::string(kHeader) + kRow;
+    for (const auto& [from, to] :
+         {std::pair<std::string, std::string>{"Table 1, VP=3", note},
+          {",fp16,", ",bf16,"}})
+      text.replace(text.find(from), from.size(), to);
+    return parse_rows(text, "x.csv").value().front().run.fused_attention;
+  };
+  EXPECT_TRUE(fused("ALiBi"));
+  EXPECT_FALSE(fused("ALiBi, no FlashAttention"));
+}
+
 TEST(Rows, TheNumberOfDevicesFollowsFromTheLayout) {
   EXPECT_EQ(problem(",64,8,2,4,", ",,8,2,4,"), "");
   EXPECT_EQ(problem(",64,8,2,4,", ",64,8,2,,"), "");
@@ -133,6 +146,7 @@ TEST(Rows, BlanksAroundAFieldAndCaseDoNotMatter) {
 
 TEST(Rows, RecalledRowsAreSkipped) {
   EXPECT_EQ(problem(",yes", ",memory"), "x.csv: no row to compare with");
+  EXPECT_EQ(problem(",yes", ",Memory"), "x.csv: no row to compare with");
 }
 
 TEST(Rows, ErrorsNameLineColumnAndWhatIsAllowed) {
