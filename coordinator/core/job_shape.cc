@@ -97,13 +97,15 @@ double scheduled_bubble(const planner::JobShape& shape,
   if (layout.pp == 1) return 0;
   const geometry::PassCosts alike{};
   const int64_t most = planner::most_microbatches(shape, layout);
-  const double makespan = planner::step_time(most, layout.pp, [&](int64_t n) {
+  const auto simulated = [&](int64_t n) {
     const auto timing = geometry::simulate(
         geometry::without_padding(planner::schedule_on(shape, layout, n), n),
         alike);
     CHECK(timing.ok());
     return timing->makespan;
-  });
+  };
+  const double makespan = planner::step_time(
+      most, layout.pp, simulated, [](double, double) { return true; });
   return 1 - static_cast<double>(most) * planner::chunks_on(shape, layout) *
                  (alike.forward + alike.backward + alike.weight) / makespan;
 }

@@ -68,14 +68,19 @@ int64_t most_microbatches(const JobShape& shape,
 
 // simulate(n): the time of a step of n microbatches. A long schedule repeats
 // itself in its middle, so that its time is linear in n: two short ones give
-// it.
-template <typename Simulate>
-auto step_time(int64_t n, int pp, const Simulate& simulate) {
-  const int64_t first = 3 * pp + n % pp, second = first + pp;
-  if (n <= second) return simulate(n);
-  const auto a = simulate(first), b = simulate(second);
-  const double periods = static_cast<double>(n - first) / pp;
-  return a + periods * (b + -1.0 * a);
+// it, if settled() finds that both are long enough to have a middle.
+template <typename Simulate, typename Settled>
+auto step_time(int64_t n, int pp, const Simulate& simulate,
+               const Settled& settled) {
+  constexpr int64_t kMostRounds = 24;
+  for (int64_t rounds = 3;; rounds *= 2) {
+    const int64_t first = rounds * pp + n % pp, second = first + pp;
+    if (n <= second) return simulate(n);
+    const auto a = simulate(first), b = simulate(second);
+    if (rounds < kMostRounds && !settled(a, b)) continue;
+    const double periods = static_cast<double>(n - first) / pp;
+    return a + periods * (b + -1.0 * a);
+  }
 }
 
 }  // namespace remesh::planner

@@ -56,8 +56,14 @@ class Step {
       t = as_double(most_microbatches(s_, l_)) * stage(0).all();
     } else {
       for (int i = 0; i < num_stages_; ++i) stages_.push_back(stage(i));
-      t = step_time(most_microbatches(s_, l_), l_.pp,
-                    [&](int64_t n) { return simulate(n); });
+      // While the busiest rank waits less and less, another sets the pace.
+      const auto settled = [](const Terms& a, const Terms& b) {
+        return b.bubble >= a.bubble - 1e-9 * a.total();
+      };
+      t = step_time(
+          most_microbatches(s_, l_), l_.pp,
+          [&](int64_t n) { return simulate(n); }, settled);
+      t.bubble += std::max(0.0, pipeline_bound() - t.total());
     }
     t += after_backward();
     t.replicas = replicas_s(t);

@@ -234,6 +234,22 @@ TEST(Pipeline, LongSchedulesAreExtrapolatedExactly) {
   EXPECT_NEAR(step(403) - step(399), period, 1e-9);
 }
 
+// 49 layers in eight parts. In short schedules the last rank sets the pace,
+// which has less work than the first.
+TEST(Pipeline, InLongSchedulesTheBusiestRankSetsThePace) {
+  const auto bubble = [](int64_t n) {
+    JobShape s = gpt(n);
+    s.model.vocab_size = 1;
+    s.model.n_layers = 49;
+    s.schedule = geometry::ScheduleKind::kInterleaved1F1B;
+    s.chunks = 2;
+    return predict_step(round_machine(), s, {.pp = 4}, {}).terms.bubble;
+  };
+  EXPECT_LT(bubble(16), bubble(12));
+  EXPECT_GT(bubble(160), 0);
+  EXPECT_NEAR(bubble(400), bubble(160), 1e-6);
+}
+
 TEST(Pipeline, InterleavingDividesTheBubble) {
   const Machine m = round_machine();
   JobShape s = gpt(16);
