@@ -183,7 +183,9 @@ class Evaluation {
       return invalid_argument(
           fmt::format("claim '{}': must have least, most or beyond", out.text));
     ASSIGN_OR_RETURN(const double ours, value_of(c));
-    const char* unit = c.contains("over") ? " %" : "";
+    const std::string unit = c.contains("over")   ? " %"
+                             : c.contains("unit") ? " " + text_at(c, "unit")
+                                                  : "";
     out.ours = fmt::format("{:.4g}{}", ours, unit);
     if (c.contains("least")) {
       const double least = number_at(c, "least");

@@ -6,8 +6,9 @@
 //             study_run.cc); "base" names a run whose settings it takes over
 //   figures   {text, run, metric, published, unit}; with "over", another run,
 //             the value is by how many percent the metric is larger
-//   claims    {text, run, metric, least and/or most}, with "over" likewise; or
-//             "beyond": {run, over}, an effect that is smaller than this one
+//   claims    {text, run, metric, unit, least and/or most}, with "over", in
+//             percent, likewise; or "beyond": {run, over}, an effect that is
+//             smaller than this one
 //   charts    {title, x, y, series: [{name, run, vary, values, set}]}: a metric
 //             against a setting that varies; "published" are points to compare;
 //             "relative": in percent of the first point. Or {title, bars,

@@ -27,7 +27,8 @@ Json small() {
        "metric": "tokens_per_s", "unit": "%"}],
     "claims": [
       {"text": "positive", "run": "base", "metric": "mfu", "least": 1},
-      {"text": "huge", "run": "base", "metric": "mfu", "least": 99},
+      {"text": "huge", "run": "base", "metric": "mfu", "unit": "%",
+       "least": 99},
       {"text": "same", "run": "few", "over": "base", "metric": "mfu",
        "least": -1e-9, "most": 1e-9},
       {"text": "scaling has an effect", "run": "many", "over": "base",
@@ -59,6 +60,7 @@ TEST(Study, FiguresClaimsAndChartsAreEvaluated) {
   std::vector<bool> holds;
   for (const StudyClaim& c : s.claims) holds.push_back(c.holds);
   EXPECT_EQ(holds, (std::vector<bool>{true, false, true, true}));
+  EXPECT_TRUE(s.claims[1].ours.ends_with(" %, at least 99 %"));
   ASSERT_EQ(s.charts.size(), 3U);
   EXPECT_NEAR(s.charts[0].series[0].points[0].second, 100, 1e-9);
   EXPECT_LT(s.charts[0].series[0].points[2].second, 100);
@@ -210,7 +212,7 @@ TEST(Study, TheShippedStudiesAreReproduced) {
     double most_error;  // mean of the figures that are no differences, %
     size_t least_claims;
   } kStudies[] = {
-      {"frontier", 9, 6}, {"torchtitan", 10, 4}, {"scaling", 8, 10}};
+      {"frontier", 9, 6}, {"torchtitan", 10, 4}, {"scaling", 8, 11}};
   for (const auto& k : kStudies) {
     const std::string path = std::string("deploy/studies/") + k.name + ".json";
     ASSERT_OK_AND(const auto s,
