@@ -83,9 +83,17 @@ struct HfFamily {
   bool gated, tied;  // tied: where the file does not say
 };
 constexpr HfFamily kHfFamilies[] = {
-    {"olmo2", true, false},     {"granite", true, false},
+    {"olmo", true, false},      {"olmo2", true, false},
+    {"granite", true, false},   {"gemma", true, true},
+    {"gemma2", true, true},     {"gemma3_text", true, true},
+    {"cohere", true, true},     {"cohere2", true, true},
+    {"glm4", true, false},      {"smollm3", true, true},
+    {"stablelm", true, false},  {"internlm2", true, false},
     {"gpt2", false, true},      {"gpt_neox", false, false},
-    {"opt", false, true},       {"nemotron", false, false},
+    {"gptj", false, false},     {"gpt_bigcode", false, true},
+    {"opt", false, true},       {"bloom", false, true},
+    {"mpt", false, true},       {"falcon", false, true},
+    {"phi", false, false},      {"nemotron", false, false},
     {"starcoder2", false, true}};
 
 Result<HfFamily> hf_family(JsonReader& c, const std::string& type) {
@@ -118,17 +126,28 @@ Result<ModelChoice> parse_hf_config(const std::string& text,
   pb::ModelFile file;
   pb::ModelShape& m = *file.mutable_model();
   m.set_arch(family.gated ? "llama" : "gpt");
-  m.set_dim(c.integer(c.any_of({"hidden_size", "n_embd", "d_model"}), 0));
-  m.set_n_layers(c.integer(c.any_of({"num_hidden_layers", "n_layer"}), 0));
-  m.set_n_heads(c.integer(c.any_of({"num_attention_heads", "n_head"}), 0));
-  m.set_n_kv_heads(c.integer("num_key_value_heads", m.n_heads()));
+  m.set_dim(
+      c.integer(c.any_of({"hidden_size", "n_embd", "n_embed", "d_model"}), 0));
+  m.set_n_layers(
+      c.integer(c.any_of({"num_hidden_layers", "n_layer", "n_layers"}), 0));
+  m.set_n_heads(
+      c.integer(c.any_of({"num_attention_heads", "n_head", "n_heads"}), 0));
+  // Falcon's first models and StarCoder have one, whatever num_kv_heads says.
+  const bool one = c.flag("multi_query", false) &&
+                   !c.flag("new_decoder_architecture", false);
+  m.set_n_kv_heads(
+      one ? 1
+          : c.integer(c.any_of({"num_key_value_heads", "num_kv_heads"}),
+                      m.n_heads()));
   m.set_hidden_dim(
       c.integer(c.any_of({"intermediate_size", "n_inner", "ffn_dim"}),
-                family.gated ? 0 : 4 * m.dim()));
+                family.gated ? 0 : c.integer("expansion_ratio", 4) * m.dim()));
   m.set_vocab_size(c.integer("vocab_size", 0));
   m.set_tie_embeddings(c.flag("tie_word_embeddings", family.tied));
   const int64_t seq =
-      c.integer(c.any_of({"max_position_embeddings", "n_positions"}), 2048);
+      c.integer(c.any_of({"max_position_embeddings", "n_positions",
+                          "max_seq_len", "seq_length"}),
+                2048);
   if (c.find("head_dim") != nullptr) m.set_head_dim(c.integer("head_dim", 0));
   RETURN_IF_ERROR(c.problem());
   ASSIGN_OR_RETURN(auto model, planner::model_of(file).with_context(name));

@@ -52,6 +52,48 @@ TEST(HfConfig, Gpt2HasOtherNamesAndDefaults) {
   EXPECT_EQ(m.seq_len, 1024);
 }
 
+// Gemma 7B, Falcon 7B and 40B, BLOOM, MPT 7B and GPT-J as their files have
+// them; the elements of the matrices are counted by hand.
+TEST(HfConfig, OtherDenseDecodersHaveTheirSizes) {
+  const struct {
+    const char* json;
+    double layers, layer, tables;
+  } kCases[] = {
+      {R"({"model_type": "gemma", "hidden_size": 3072, "head_dim": 256,
+        "num_hidden_layers": 28, "num_attention_heads": 16,
+        "num_key_value_heads": 16, "intermediate_size": 24576,
+        "vocab_size": 256000, "max_position_embeddings": 8192})",
+       28, 3072.0 * (4 * 4096 + 3 * 24576), 256000.0 * 3072},
+      {R"({"model_type": "falcon", "hidden_size": 4544,
+        "num_hidden_layers": 32, "num_attention_heads": 71,
+        "num_kv_heads": 71, "multi_query": true,
+        "new_decoder_architecture": false, "vocab_size": 65024})",
+       32, 4544.0 * (10 * 4544 + 2 * 64), 65024.0 * 4544},
+      {R"({"model_type": "falcon", "hidden_size": 8192,
+        "num_hidden_layers": 60, "num_attention_heads": 128,
+        "num_kv_heads": 8, "multi_query": true,
+        "new_decoder_architecture": true, "vocab_size": 65024})",
+       60, 8192.0 * (10 * 8192 + 2 * 512), 65024.0 * 8192},
+      {R"({"model_type": "bloom", "n_embed": 14336, "n_layer": 70,
+        "num_attention_heads": 112, "seq_length": 2048,
+        "vocab_size": 250880})",
+       70, 12.0 * 14336 * 14336, 250880.0 * 14336},
+      {R"({"model_type": "mpt", "d_model": 4096, "n_layers": 32,
+        "n_heads": 32, "expansion_ratio": 4, "max_seq_len": 2048,
+        "vocab_size": 50432})",
+       32, 12.0 * 4096 * 4096, 50432.0 * 4096},
+      {R"({"model_type": "gptj", "n_embd": 4096, "n_layer": 28,
+        "n_head": 16, "n_inner": null, "n_positions": 2048,
+        "vocab_size": 50400, "tie_word_embeddings": false})",
+       28, 12.0 * 4096 * 4096, 2 * 50400.0 * 4096}};
+  for (const auto& c : kCases) {
+    ASSERT_OK_AND(const auto m, parse_hf_config(c.json, "c"));
+    EXPECT_EQ(static_cast<double>(parameters_of({.model = m.model})),
+              c.layers * c.layer + c.tables)
+        << c.json;
+  }
+}
+
 TEST(HfConfig, ErrorsNameTheKeyAndWhatIsAllowed) {
   EXPECT_EQ(problem("[]"), "config.json: is not a JSON object");
   EXPECT_EQ(problem("{"), "config.json: is not a JSON object");
