@@ -95,6 +95,9 @@ Result<int> measure(const MeasureOptions& o) {
   if (path.empty())
     return invalid_argument("no home directory: give --out FILE");
   std::error_code ec;
+  // Checked before the work, not after it.
+  if (fs::exists(path, ec) && !fs::is_regular_file(path, ec))
+    return invalid_argument(path + ": a folder or a device; give a file");
   if (const fs::path folder = fs::path(path).parent_path(); !folder.empty())
     fs::create_directories(folder, ec);
   if (ec) return io_error(path + ": " + ec.message());

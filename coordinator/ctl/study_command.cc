@@ -24,8 +24,7 @@ Result<int> study(const StudyOptions& o) {
   ASSIGN_OR_RETURN(const Study s, evaluate_study(text, path));
   fmt::print("{}", o.json ? study_json(s) : study_text(s));
   if (o.html.empty()) return kExitOk;
-  RETURN_IF_ERROR(
-      write_file_atomically(*posix_file_system(), o.html, study_page(s)));
+  RETURN_IF_ERROR(write_output(o.html, study_page(s)));
   if (!o.json) fmt::print("charts: {}\n", o.html);
   return kExitOk;
 }

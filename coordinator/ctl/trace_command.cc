@@ -2,7 +2,6 @@
 #include <fmt/format.h>
 
 #include <filesystem>
-#include <fstream>
 #include <limits>
 #include <map>
 #include <memory>
@@ -70,10 +69,7 @@ Result<int> write_trace(const TraceOptions& o) {
     // Another member of the run's group may have put a link there.
     RETURN_IF_ERROR(write_file_atomically(*system, out, merge_traces(ranks)));
   } else {
-    std::ofstream file(out, std::ios::binary | std::ios::trunc);
-    file << merge_traces(ranks);
-    file.flush();
-    if (!file) return io_error(out + ": cannot be written");
+    RETURN_IF_ERROR(write_output(out, merge_traces(ranks)));
   }
   if (o.json) {
     print_json({{"path", out},

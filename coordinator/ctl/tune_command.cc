@@ -308,11 +308,11 @@ class Tuning {
   }
 
   Result<int> report() {
-    if (!options_.html.empty() && tuner_.best())
-      RETURN_IF_ERROR(write_file_atomically(*posix_file_system(), options_.html,
-                                            study_page(tune_charts(facts()))));
     fmt::print("{}",
                options_.json ? tune_json(facts()) : "\n" + tune_text(facts()));
+    if (!options_.html.empty() && tuner_.best())
+      RETURN_IF_ERROR(
+          write_output(options_.html, study_page(tune_charts(facts()))));
     if (interrupts > 0 && !options_.json)
       fmt::print("interrupted; the same command continues\n");
     if (interrupts > 0) return kExitInterrupted;

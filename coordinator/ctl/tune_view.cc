@@ -132,7 +132,7 @@ std::string tune_json(const TuneReport& r) {
     out["best"] = {{"setting", r.space.settings[best->candidate].text()},
                    {"set", use_of(r, *best).overrides},
                    {"step_s", *best->step_s}};
-    Json effects;
+    Json effects = Json::object();
     for (const Effect& e : effects_of(r)) effects[e.knob] = e.percent;
     out["effects"] = std::move(effects);
   }

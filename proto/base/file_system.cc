@@ -11,6 +11,7 @@
 #include <cerrno>
 #include <cstdio>
 #include <filesystem>
+#include <fstream>
 #include <random>
 
 #include "proto/base/descriptor.h"
@@ -279,6 +280,12 @@ Status write_file_atomically(FileSystem& fs, const std::string& path,
   // The first failure is the one to report.
   (void)fs.remove(temporary).ok();
   return status;
+}
+
+Status write_output(const std::string& path, std::string_view bytes) {
+  std::ofstream file(path, std::ios::binary | std::ios::trunc);
+  file << bytes << std::flush;
+  return file ? ok_status() : os_error("write " + path, errno);
 }
 
 Result<std::string> read_file(FileSystem& fs, const std::string& path,

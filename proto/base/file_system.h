@@ -147,6 +147,9 @@ void remove_temporaries(FileSystem& fs, const std::string& path);
 // time.
 Status write_file_atomically(FileSystem& fs, const std::string& path,
                              std::string_view bytes);
+// What a user wants to have at `path`: a file, also at the end of a link, or a
+// device such as /dev/stdout. Neither atomic nor durable.
+Status write_output(const std::string& path, std::string_view bytes);
 // The whole file; Corrupt when it is longer than max_bytes.
 Result<std::string> read_file(FileSystem& fs, const std::string& path,
                               uint64_t max_bytes);

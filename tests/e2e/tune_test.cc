@@ -49,6 +49,11 @@ TEST_F(TuneTest, MeasuresTheJobsSettingFirstAndContinuesWhereItEnded) {
   EXPECT_EQ(all["best"]["step_s"], best);
   EXPECT_TRUE(
       testing::read_whole(c().folder() + "/tune.html").ends_with("</html>\n"));
+  // A page that cannot be written costs nothing else.
+  const Finished no_page =
+      expect_remesh(5, arguments({"--local", "2", "--trials", "3", "--html",
+                                  c().folder() + "/none/tune.html"}));
+  EXPECT_HAS(no_page.output, "best of 3 trials");
   // Runs that succeeded leave nothing, nor a link to the newest run.
   for (const auto& entry : std::filesystem::directory_iterator(out()))
     EXPECT_FALSE(entry.is_directory()) << entry.path();

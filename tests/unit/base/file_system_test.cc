@@ -117,6 +117,20 @@ TEST(WriteFileAtomically, DoesNotWriteThroughSymbolicLinks) {
   EXPECT_FALSE(fs::is_symlink(path));
 }
 
+// As the shell's redirection does.
+TEST(WriteOutput, WritesThroughALinkThatTheUserNames) {
+  namespace fs = std::filesystem;
+  const testing::TempDir dir;
+  const std::string path = dir.path() + "/link", file = dir.path() + "/file";
+  std::ofstream(file) << "old and longer";
+  fs::create_symlink(file, path);
+  ASSERT_OK(write_output(path, "new"));
+  EXPECT_TRUE(fs::is_symlink(path));
+  EXPECT_EQ(*read_file(*posix_file_system(), file, 100), "new");
+  EXPECT_SAYS(write_output(dir.path() + "/none/file", ""), "No such file");
+  EXPECT_SAYS(write_output(dir.path(), ""), "Is a directory");
+}
+
 // Nor can somebody else occupy the name, in a folder where only its owner may
 // remove a file.
 TEST(WriteFileAtomically, WritesToAnUnpredictableNameFirst) {

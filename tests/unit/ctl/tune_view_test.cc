@@ -15,6 +15,16 @@ std::string report_on(const pb::Job& job, const geometry::Layout& layout) {
   return tune_text({space, tuner, job, {""}, "job.toml"});
 }
 
+TEST(TuneView, WithOneSettingNothingHasAnEffect) {
+  tune::Space space{.settings = {{}},
+                    .candidates = {{.knobs = std::vector<double>(8)}},
+                    .slots = 1};
+  tune::Tuner tuner(space.candidates);
+  tuner.add({0, 1.5});
+  EXPECT_HAS(tune_json({space, tuner, pb::Job(), {""}, "job.toml"}),
+             "\"effects\": {}");
+}
+
 TEST(TuneView, AJobThatAdaptsToTheSlotsStillDoes) {
   pb::Job job;
   const std::string all = report_on(job, {.dp = 2, .tp = 2});

@@ -227,6 +227,10 @@ expect 2 "model.n_layers: is required" \
   "$bin/remesh" plan --model model.toml $on 8
 expect 0 "claims hold" "$bin/remesh" plan study torchtitan --html page.html
 expect 0 "</html>" tail -n 1 page.html
+ln -s page.html link.html
+expect 0 "claims hold" "$bin/remesh" plan study torchtitan --html link.html
+expect 0 "" test -L link.html
+expect 2 "/: a folder or a device; give a file" "$bin/remesh" plan measure --out /
 expect 5 "known: frontier, scaling, torchtitan" "$bin/remesh" plan study chips
 expect 5 "/nowhere.json: no such file" "$bin/remesh" plan study /nowhere.json
 project="plan project --model llama3-8b $on 8"
