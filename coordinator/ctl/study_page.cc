@@ -126,6 +126,10 @@ class Plot {
     for (const Series& s : chart_.series)
       for (const auto& [x, y] : s.points) values.push_back(x);
     std::sort(values.begin(), values.end());
+    const bool whole = std::all_of(values.begin(), values.end(),
+                                   [](double x) { return x == std::floor(x); });
+    if (!log_ && !whole && x_.high - x_.low > 1e-6 * x_.high)
+      values = ticks(x_.low, x_.high);
     double last = -kWidth;
     constexpr double kApart = 34;
     for (const double x : values) {
@@ -234,6 +238,7 @@ h1 { font-size: 1.5rem; margin-bottom: 0; } h2 { font-size: 1.1rem; }
 table { border-collapse: collapse; width: 100%; margin: 1rem 0 2rem; }
 th, td { text-align: left; padding: .3rem .8rem .3rem 0;
   border-bottom: 1px solid var(--rule); vertical-align: top; }
+@media (max-width: 600px) { table { display: block; overflow-x: auto; } }
 td.yes { color: var(--yes); font-weight: 600; }
 td.no { color: var(--no); font-weight: 600; }
 .charts { display: grid; gap: 2rem;

@@ -205,6 +205,24 @@ TEST(Study, ThePageIsCompleteAndNeedsNoOtherFile) {
     EXPECT_EQ(count(other), 0U) << other;
 }
 
+// Measured seconds would touch each other, and leave the page at its edge.
+TEST(Study, AnAxisOfFractionsHasRoundNumbers) {
+  const auto axis = [](std::vector<std::pair<double, double>> points) {
+    Study s;
+    s.charts = {{.title = "t",
+                 .x = "x",
+                 .linear = true,
+                 .series = {{.name = "s", .points = std::move(points)}}}};
+    return study_page(s);
+  };
+  const std::string fractions = axis({{0.005537, 1}, {0.00609, 2}});
+  EXPECT_HAS(fractions, ">0.0056</text>");
+  EXPECT_LACKS(fractions, ">0.005537</text>");
+  const std::string trials = axis({{1, 10}, {2, 10}, {3, 20}});
+  EXPECT_HAS(trials, ">2</text>");
+  EXPECT_LACKS(trials, ">1.5</text>");
+}
+
 // Regression limits: what the planner reaches on the published figures.
 TEST(Study, TheShippedStudiesAreReproduced) {
   const struct {
