@@ -152,7 +152,12 @@ Status RunFiles::check() {
 }
 
 Status RunFiles::append(const pb::StepMetrics& m) {
-  RETURN_IF_ERROR(metrics->append(rundir::metrics_line(m) + "\n"));
+  Status written = metrics->append(rundir::metrics_line(m) + "\n");
+  if (!written.ok()) {
+    // Later, it may be the path alone that leads to a file system that works.
+    RETURN_IF_ERROR(lock->check());
+    return written;
+  }
   syncer->wrote(m.step(), metrics->size());
   return ok_status();
 }

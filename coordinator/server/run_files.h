@@ -56,6 +56,8 @@ struct RunFiles {
   // again what somebody has removed of it, if the call before missed it, too,
   // and an event that names the files.
   Status check();
+  // If it fails: is the run still this coordinator's? A file that is open on a
+  // file system that has failed stays there when that is mounted again.
   Status append(const pb::StepMetrics& metrics);
   Status append(const pb::EventRecord& event);
 };

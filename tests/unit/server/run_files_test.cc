@@ -1,6 +1,9 @@
 // Two coordinators have the files of one run open: only one of them writes.
 #include "coordinator/server/run_files.h"
 
+#include <sys/resource.h>
+
+#include <csignal>
 #include <filesystem>
 #include <fstream>
 
@@ -202,6 +205,27 @@ TEST_F(RunFilesTest, WhatSomebodyRemovesIsWrittenAgain) {
   EXPECT_EQ(found.generation(), 7);
   ASSERT_OK(older_.check());
   EXPECT_EQ(rundir::read_lines(rundir::events_path(run_)).size(), 2u);
+}
+
+// As after a failed file system was mounted again: nothing can be written to
+// the files that are open, and others are at their paths.
+TEST_F(RunFilesTest, AFileSystemThatWasReplacedIsNotWaitedFor) {
+  pb::StepMetrics m;
+  m.set_step(1);
+  ASSERT_OK(older_.append(m));
+  rlimit before{};
+  ASSERT_EQ(getrlimit(RLIMIT_FSIZE, &before), 0);
+  auto* const handler = std::signal(SIGXFSZ, SIG_IGN);
+  const rlimit none{.rlim_cur = 0, .rlim_max = before.rlim_max};
+  setrlimit(RLIMIT_FSIZE, &none);
+  m.set_step(2);
+  const Status waits = older_.append(m);
+  fs::remove(rundir::lock_path(run_));
+  const Status ends = older_.append(m);
+  setrlimit(RLIMIT_FSIZE, &before);
+  std::signal(SIGXFSZ, handler);
+  EXPECT_EQ(waits.code(), Code::kIo) << waits.to_string();
+  EXPECT_EQ(ends.code(), Code::kCancelled) << ends.to_string();
 }
 
 // Before the next look of the coordinator.
