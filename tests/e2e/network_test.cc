@@ -355,6 +355,21 @@ TEST_F(WireGuardTest, RanksAreUnreachableFromOutside) {
   stop();
 }
 
+// As by a network manager, or by the kernel if wireguard-go was killed.
+TEST_F(WireGuardTest, AnInterfaceThatWasRemovedIsMadeAgain) {
+  make(endless({{"elastic.min_slots", "2"}}));
+  start_two();
+  ASSERT_TRUE(c().wait_for_dp(2));
+  const std::string names = on(2, {"wg", "show", "interfaces"}).output;
+  const std::string name = names.substr(0, names.find('\n'));
+  EXPECT_EQ(on(2, {"ip", "link", "del", name}).exit.code, 0);
+  const int64_t at = c().last_step();
+  testing::send_signal(c().ranks().front().pid, SIGKILL);
+  ASSERT_TRUE(c().wait_for_dp(2, at + 3));
+  EXPECT_EQ(c().events_named("failure").size(), 1U);
+  stop();
+}
+
 TEST_F(WireGuardTest, AWorkerWithoutWireGuardIsNamed) {
   make(endless({{"elastic.min_slots", "2"}}));
   start_two(/*with=*/false);

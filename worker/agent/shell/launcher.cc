@@ -140,6 +140,7 @@ Status Launcher::start_generation(const pb::Assignment& assignment,
     RETURN_IF_ERROR(check_listens(*network_, interfaces));
   }
   if (options_.wireguard != nullptr && network_ && !placement.one_host) {
+    RETURN_IF_ERROR(options_.wireguard->restore());
     network_ = options_.wireguard->network(*network_);
     if (network_->tunnel.empty())
       return invalid_argument(

@@ -114,10 +114,7 @@ WireGuard::WireGuard(const std::string& folder)
 }
 
 WireGuard::~WireGuard() {
-  if (daemon_ > 0) {
-    kill(daemon_, SIGTERM);  // removes its interface and its socket
-    waitpid(daemon_, nullptr, 0);
-  }
+  stop_daemon();
   (void)run({"ip", "link", "del", interface_}, nullptr);
   unlink((folder_ + "/wireguard.out").c_str());
   unlink((folder_ + "/wireguard.log").c_str());
@@ -126,9 +123,21 @@ WireGuard::~WireGuard() {
 Result<std::unique_ptr<WireGuard>> WireGuard::make(const std::string& folder,
                                                    int port) {
   std::unique_ptr<WireGuard> out(new WireGuard(folder));
-  const Status s = out->start(port);
-  if (!s.ok()) return unavailable(fmt::format("{} ({})", s.message(), kWhat));
+  RETURN_IF_ERROR(out->start(port));
   return out;
+}
+
+Status WireGuard::restore() {
+  if (!mpi_network(interface_).addresses.empty()) return ok_status();
+  stop_daemon();
+  peers_.clear();
+  return start(port_);
+}
+
+Status WireGuard::start(int port) {
+  const Status s = make_interface(port);
+  if (s.ok()) return s;
+  return unavailable(fmt::format("{} ({})", s.message(), kWhat));
 }
 
 // Runs a program that ends at once.
@@ -150,7 +159,7 @@ Status WireGuard::run(const std::vector<std::string>& command,
   return ok_status();
 }
 
-Status WireGuard::start(int port) {
+Status WireGuard::make_interface(int port) {
   (void)run({"ip", "link", "del", interface_}, nullptr);
   Status made =
       run({"ip", "link", "add", interface_, "type", "wireguard"}, nullptr);
@@ -201,6 +210,13 @@ Status WireGuard::start_daemon() {
   for (std::string line; std::getline(in, line);)
     if (line.find("ERROR") != std::string::npos) last = line;
   return unavailable("wireguard-go: " + (last.empty() ? "no interface" : last));
+}
+
+void WireGuard::stop_daemon() {
+  if (daemon_ <= 0) return;
+  kill(daemon_, SIGTERM);  // removes its interface and its socket
+  waitpid(daemon_, nullptr, 0);
+  daemon_ = 0;
 }
 
 MpiNetwork WireGuard::network(const MpiNetwork& underlay) const {

@@ -37,6 +37,10 @@ class WireGuard {
   WireGuard(const WireGuard&) = delete;
   WireGuard& operator=(const WireGuard&) = delete;
 
+  // Makes the interface again, with the same keys and port, if it is gone or
+  // down. Unavailable like make().
+  Status restore();
+
   const std::string& interface() const { return interface_; }
   // The network that the ranks use. `underlay`: the one that carries the
   // packets, of which the first address is told to the others.
@@ -51,7 +55,9 @@ class WireGuard {
  private:
   explicit WireGuard(const std::string& folder);
   Status start(int port);
+  Status make_interface(int port);
   Status start_daemon();
+  void stop_daemon();
   Status set(const std::vector<std::string>& changes);
   std::vector<std::string> peer(const std::string& tunnel) const;
   // One end calls, the other waits: two that call at once can miss each other's
