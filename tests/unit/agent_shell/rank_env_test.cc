@@ -1,11 +1,15 @@
 // What ranks are told: their environment and the networks between hosts.
 #include "worker/agent/shell/rank_env.h"
 
+#include <arpa/inet.h>
+#include <sys/socket.h>
+
 #include <algorithm>
 #include <set>
 #include <string>
 #include <vector>
 
+#include "proto/base/descriptor.h"
 #include "tests/testing/expect.h"
 #include "worker/agent/shell/wireguard.h"
 
@@ -73,6 +77,21 @@ TEST(RankEnv, NetworksOfThisHostAreFound) {
   EXPECT_SAYS(check_listens(mpi_network(""), ""), "give --interface");
   // No interface can have this address.
   EXPECT_EQ(mpi_network("255.255.255.255/32").listen, "");
+}
+
+TEST(RankEnv, PortsThatOthersHaveAreNamed) {
+  const MpiNetwork lo = mpi_network("lo");
+  const Descriptor other(socket(AF_INET, SOCK_STREAM | SOCK_CLOEXEC, 0));
+  sockaddr_in at{.sin_family = AF_INET};
+  socklen_t size = sizeof(at);
+  auto* const address = reinterpret_cast<sockaddr*>(&at);
+  ASSERT_EQ(bind(other.get(), address, size), 0);
+  ASSERT_EQ(getsockname(other.get(), address, &size), 0);
+  const int port = ntohs(at.sin_port);
+  EXPECT_SAYS(check_ports(lo, {port, port}, 1),
+              "0 of them are free on this host");
+  EXPECT_OK(check_ports(lo, {port, port}, 0));
+  EXPECT_OK(check_ports(lo, PortRange(), 1));
 }
 
 TEST(RankEnv, WorkersExchangeTheirNetworksInAFence) {

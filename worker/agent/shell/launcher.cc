@@ -147,6 +147,9 @@ Status Launcher::start_generation(const pb::Assignment& assignment,
           "WireGuard has no address to tell the other hosts; give --interface "
           "of a network that leads there");
   }
+  if (network_)
+    RETURN_IF_ERROR(
+        check_ports(*network_, options_.ports, placement.local.size()));
   std::string logs = rundir::rank_logs_path(assignment.run_dir(), generation_);
   const auto outputs = open_outputs(placement, folders.folder, &logs);
   storage_.start([run = assignment.run_dir(), g = generation_,

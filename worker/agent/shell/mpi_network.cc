@@ -11,12 +11,14 @@
 
 #include <algorithm>
 #include <bit>
+#include <cerrno>
 #include <cstdio>
 #include <cstdlib>
 #include <cstring>
 #include <set>
 #include <sstream>
 
+#include "proto/base/descriptor.h"
 #include "proto/base/text.h"
 
 namespace remesh::agent {
@@ -126,6 +128,22 @@ bool reaches(const std::vector<std::string>& own, const std::string& address) {
   });
 }
 
+bool is_taken(const std::string& address, int port) {
+  addrinfo hints{};
+  hints.ai_flags = AI_NUMERICHOST;
+  hints.ai_socktype = SOCK_STREAM;
+  addrinfo* found = nullptr;
+  if (getaddrinfo(address.c_str(), std::to_string(port).c_str(), &hints,
+                  &found) != 0)
+    return false;
+  const Descriptor fd(socket(found->ai_family, SOCK_STREAM | SOCK_CLOEXEC, 0));
+  const bool taken = fd.get() >= 0 &&
+                     bind(fd.get(), found->ai_addr, found->ai_addrlen) != 0 &&
+                     errno == EADDRINUSE;
+  freeaddrinfo(found);
+  return taken;
+}
+
 }  // namespace
 
 Result<PortRange> parse_ports(const std::string& text) {
@@ -179,6 +197,20 @@ Status check_listens(const MpiNetwork& network, const std::string& interfaces) {
             "--interface"
           : "no address of this host that is up is in --interface " +
                 interfaces);
+}
+
+Status check_ports(const MpiNetwork& network, const PortRange& ports,
+                   size_t ranks) {
+  if (ports.first == 0 || network.addresses.empty()) return ok_status();
+  const std::string& cidr = network.addresses.front();
+  size_t free = 0;
+  for (int p = ports.first; p <= ports.last && free < ranks; ++p)
+    if (!is_taken(cidr.substr(0, cidr.find('/')), p)) ++free;
+  if (free == ranks) return ok_status();
+  return unavailable(fmt::format(
+      "--mpi-ports {}-{}: {} of them are free on this host, and each of its {} "
+      "ranks needs one",
+      ports.first, ports.last, free, ranks));
 }
 
 std::string network_towards(const std::string& address) {

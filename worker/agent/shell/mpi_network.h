@@ -37,6 +37,9 @@ struct MpiNetwork {
 MpiNetwork mpi_network(const std::string& interfaces);
 // Unavailable if none of the addresses is there: MPI would listen on all.
 Status check_listens(const MpiNetwork& network, const std::string& interfaces);
+// Unavailable if other programs leave fewer of the ports than there are ranks.
+Status check_ports(const MpiNetwork& network, const PortRange& ports,
+                   size_t ranks);
 
 // The interface used to reach `address` (tcp://HOST:PORT), or that of the
 // default route if it is this host: its network (CIDR) for IPv4, its name for
