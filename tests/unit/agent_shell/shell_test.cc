@@ -407,6 +407,17 @@ TEST(Scratch, IncarnationsGrowWhateverTheClockSays) {
   EXPECT_EQ(s->new_incarnation(kNow + kHour), kNow + kHour);
 }
 
+// As by a job that cleans /tmp.
+TEST(Scratch, WhatSomebodyRemovesIsMadeAgain) {
+  TempDir dir;
+  ASSERT_OK_AND(auto s, Scratch::open(dir / "s", "a"));
+  std::filesystem::remove_all(dir / "s");
+  EXPECT_OK(s->make_generation(1, 0));
+  EXPECT_TRUE(std::filesystem::exists(s->pmix_folder()));
+  EXPECT_EQ(Scratch::open(dir / "s", "a").status().code(),
+            Code::kAlreadyExists);
+}
+
 TEST(Scratch, LeftoversOfAnyDeadWorkerAreSwept) {
   TempDir dir;
   const pid_t child = fork();

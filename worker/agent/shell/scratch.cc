@@ -313,8 +313,18 @@ Scratch::~Scratch() {
   rmdir(root_.c_str());  // succeeds if it is empty
 }
 
+// The lock goes with its file, so another worker may have the name now.
+Status Scratch::put_back() {
+  if (is_at(lock_fd_, folder_ + "/lock")) return ok_status();
+  if (lock_fd_ >= 0) close(std::exchange(lock_fd_, -1));
+  RETURN_IF_ERROR(take_lock(/*patience_ms=*/0));
+  RETURN_IF_ERROR(write_lock());
+  return make_private_folder(pmix_folder());
+}
+
 Result<Scratch::Generation> Scratch::make_generation(int64_t generation,
                                                      uint64_t shared_bytes) {
+  RETURN_IF_ERROR(put_back());
   Generation out;
   out.folder = fmt::format("{}/g{}", folder_, generation);
   RETURN_IF_ERROR(make_private_folder(out.folder));

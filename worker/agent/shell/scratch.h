@@ -67,7 +67,8 @@ class Scratch {
     std::string folder;  // absolute, exists
     std::string shared;  // for shared memory; in SHARED if there is room
   };
-  // `shared_bytes`: what its shared memory needs.
+  // `shared_bytes`: what its shared memory needs. Makes again what somebody has
+  // removed; AlreadyExists if another worker has taken the name since.
   Result<Generation> make_generation(int64_t generation, uint64_t shared_bytes);
   void remove_generation(int64_t generation);
   // Records a rank, so that a successor can kill it.
@@ -93,6 +94,7 @@ class Scratch {
   Scratch() = default;
   Status take_lock(int64_t patience_ms);
   Status write_lock();
+  Status put_back();
   std::string name_;
   std::string root_;
   std::string folder_;
