@@ -212,8 +212,10 @@ void Supervisor::worker_exited(const ChildExited& e) {
       Tone::kBad);
   if (e.how.signal == 0 && !e.last_line.empty()) say(e.last_line, Tone::kBad);
   const int code = e.how.exit_code;
-  if (e.how.signal == 0 &&
-      (code == kExitUsage || code == kExitFailed || code == kExitNotFound)) {
+  const bool for_good = code == kExitUsage || code == kExitFailed ||
+                        code == kExitNotFound ||
+                        (code == kExitTryAgain && !options_.respawn);
+  if (e.how.signal == 0 && for_good) {
     unrecoverable_[e.how.child] = e.last_line;
   } else if (options_.respawn && !interrupted()) {
     respawn_at_[e.how.child] = now_ms_ + kRespawnDelayMs;

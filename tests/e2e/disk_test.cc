@@ -235,6 +235,19 @@ TEST_F(DiskTest, AFullRunDirectoryAtAnyInstantCostsNothing) {
   }
 }
 
+// As at the start of a coordinator: after 3 nobody would start it again.
+TEST_F(DiskTest, AWorkerWithoutRoomForItsFilesCanBeStartedLater) {
+  make();
+  const testing::SmallDisk disk(c().folder() + "/full", 64 << 10);
+  if (!disk.mounted()) GTEST_SKIP() << "needs mount";
+  disk.fill(0);
+  const Finished f = testing::run_program(
+      {testing::program("remesh-worker"), "--connect", "tcp://127.0.0.1:9",
+       "--no-auth", "--scratch", disk.path()});
+  EXPECT_EQ(f.exit.code, 75) << f.output;
+  EXPECT_HAS(f.output, "No space left");
+}
+
 // A coordinator that finds no room at the start asks to be started again, which
 // systemd, Slurm and `remesh run` do: it is not the end of the job.
 TEST_F(DiskTest, ACoordinatorWithoutDiskSpaceCanBeRestartedLater) {

@@ -356,6 +356,8 @@ TEST_F(SupervisorTest, RespawnRestartsAWorkerThatDied) {
   EXPECT_EQ(tick({}, Supervisor::kRespawnDelayMs - 1), Texts{});
   EXPECT_EQ(tick({}, 1), Texts{"start worker 2"});
   EXPECT_EQ(tick(), Texts{});
+  exited(2, 75, 0, "no room");
+  EXPECT_EQ(tick({}, Supervisor::kRespawnDelayMs), Texts{"start worker 2"});
   exited(1, 0);
   EXPECT_EQ(tick({}, Supervisor::kRespawnDelayMs), Texts{})
       << "one that was drained stays away";
@@ -408,7 +410,7 @@ TEST_F(SupervisorTest, EndsWhenNoWorkerIsLeftAndNoneWouldRun) {
     const Tick alone{.coordinator_listens = true};
     const Tick heard{.coordinator_listens = true, .has_workers = true};
     exited(1, 2, 0, "wrong usage");
-    exited(2, respawn ? 5 : 3, 0, "no PMIx");
+    exited(2, respawn ? 5 : 75, 0, "no PMIx");
     EXPECT_EQ(tick(heard, 60'000), Texts{}) << "of somebody else";
     EXPECT_EQ(tick(alone), Texts{});
     EXPECT_EQ(tick(alone, Supervisor::kNoWorkerMs),

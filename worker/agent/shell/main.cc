@@ -183,7 +183,11 @@ int worker_main(int argc, char** argv) {
   if (const Status s = share_new_files(group); !s.ok())
     return exit_with("remesh-worker", s);
   auto worker = Worker::make(options);
-  if (!worker.ok()) return exit_with("remesh-worker", worker.status());
+  if (!worker.ok()) {
+    const int code = exit_with("remesh-worker", worker.status());
+    // Room may be made, and the service manager starts the worker again.
+    return worker.status().code() == Code::kExhausted ? kExitTryAgain : code;
+  }
   const int code = (*worker)->run();
   const std::string message = (*worker)->exit_message();
   if (!message.empty() && code != 0) return fail(code, message);
