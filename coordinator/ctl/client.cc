@@ -147,6 +147,9 @@ Target target_at(const std::string& run) {
 Result<Target> find_target(const std::string& named) {
   if (is_address(named)) return target_at(named);
   ASSIGN_OR_RETURN(const std::string run, rundir::find_run(named));
+  // Whether it has a coordinator is not known then.
+  const Status read = rundir::read_endpoint(run).status();
+  if (read.code() == Code::kIo) return read;
   return target_at(run);
 }
 

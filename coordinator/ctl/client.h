@@ -20,6 +20,7 @@ struct Target {
   std::string address;   // "" if the run has no coordinator
   bool no_auth = false;  // the coordinator runs without keys
 };
+// Io where that cannot be read.
 Result<Target> find_target(const std::string& named);
 
 // Sends the command to the run's coordinator, repeatedly until it replies, and

@@ -4,6 +4,7 @@
 #include <unistd.h>
 
 #include <chrono>
+#include <filesystem>
 #include <future>
 #include <thread>
 
@@ -63,6 +64,19 @@ TEST(RunningCoordinator, IsNotFollowedOnceItsJobHasEnded) {
   std::this_thread::sleep_for(std::chrono::milliseconds(300));
   lock->reset();
   EXPECT_EQ(answer.get().value(), 0);
+}
+
+// On a disk that has failed, say.
+TEST(FindTarget, ARunWhoseAddressCannotBeReadIsNotOneWithoutACoordinator) {
+  const testing::TempDir dir;
+  const std::string run = dir.path();
+  ASSERT_OK(rundir::write_job(*posix_file_system(), job_of("3"), run));
+  ASSERT_OK(find_target(run));
+  const std::string address = rundir::endpoint_path(run);
+  std::filesystem::create_symlink(address, address);  // ELOOP
+  const Status failed = find_target(run).status();
+  EXPECT_EQ(failed.code(), Code::kIo) << failed.to_string();
+  EXPECT_SAYS(failed, "coordinator.addr");
 }
 
 }  // namespace
