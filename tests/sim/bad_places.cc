@@ -75,25 +75,21 @@ void Cluster::check_bad_place(const pb::EventRecord& e) {
   if (e.event() == "host_cordoned" && e.host() != bad_place_ &&
       e.worker() != bad_place_ && !metrics_.empty() &&
       e.detail().find("link to " + bad_place_ + " ") == std::string::npos)
-    violated(fmt::format("{} is blamed for {}: {}", e.host(), bad_place_,
-                         e.ShortDebugString()));
+    violated("{} is blamed for {}: {}", e.host(), bad_place_,
+             e.ShortDebugString());
   if (e.event() != "failure") return;
   // A job that cannot do without it tries again and again.
-  pb::JobStatus good = coordinator_->status();
-  auto* workers = good.mutable_workers();
-  workers->erase(std::remove_if(workers->begin(), workers->end(),
-                                [this](const pb::WorkerStatus& w) {
-                                  return bad_of(w.host(), w.name()) !=
-                                         Bad::kNone;
-                                }),
-                 workers->end());
+  const pb::JobStatus status = coordinator_->status();
+  pb::JobStatus good;
+  for (const pb::WorkerStatus& w : status.workers())
+    if (bad_of(w.host(), w.name()) == Bad::kNone) *good.add_workers() = w;
   if (!slots_suffice(good)) return;
   const bool hang = e.cause().find("no progress") != std::string::npos;
-  const auto lives = static_cast<int64_t>(coordinator_->status().epoch());
+  const auto lives = static_cast<int64_t>(status.epoch());
   if (++place_failures_ > kMostFailures + kMoreFailures * lives ||
       (hang && ++hangs_ > kMostHangs + lives))
-    violated(fmt::format("{} failed {} times and is still used: {}", bad_place_,
-                         place_failures_, e.cause()));
+    violated("{} failed {} times and is still used: {}", bad_place_,
+             place_failures_, e.cause());
 }
 
 Cluster::Bad Cluster::bad_of(const std::string& host,
@@ -115,10 +111,8 @@ bool Cluster::connects_badly(Worker& w, World& world) {
       std::count_if(places.begin(), places.end(),
                     [&](auto& p) { return is(Bad::kUnreachable, p); });
   if (unreachable > 0 && unreachable < places.size()) {
-    for (auto& [rank, r] : w.ranks) {
-      world.faulted.insert(rank);
-      rank_ends(r, kExitWorld, 0, 1 + host_random_.below(300));
-    }
+    for (auto& [rank, r] : w.ranks)
+      rank_fails(r, kExitWorld, 0, 1 + host_random_.below(300));
     return true;
   }
   if (bad_of(w.host, w.name) != Bad::kHangs) return false;

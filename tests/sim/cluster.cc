@@ -92,6 +92,14 @@ void Cluster::at(int64_t delay_ms, std::function<void()> what) {
   std::push_heap(queue_.begin(), queue_.end());
 }
 
+void Cluster::later(const Worker& w, int64_t delay_ms,
+                    const std::function<void(Worker&)>& what) {
+  at(delay_ms, [this, name = w.name, life = w.incarnation, what] {
+    Worker& x = *workers_[name];
+    if (x.agent && x.incarnation == life) what(x);
+  });
+}
+
 void Cluster::violated(const std::string& what) {
   if (violation_.empty())
     violation_ = fmt::format("seed {}, t={} ms: {}", options_.seed, now_, what);
@@ -130,18 +138,17 @@ std::string Cluster::run() {
   if (!violation_.empty() || inconclusive_ || rightly_failed_)
     return violation_;
   if (!done_) {
-    violated(fmt::format("faults stopped at {} ms and the job is not done: {}",
-                         options_.fault_ms,
-                         coordinator_
-                             ? coordinator_->status().ShortDebugString()
-                             : "no coordinator"));
+    violated("faults stopped at {} ms and the job is not done: {}",
+             options_.fault_ms,
+             coordinator_ ? coordinator_->status().ShortDebugString()
+                          : "no coordinator");
     return violation_;
   }
-  if (exit_code_ != 0) violated(fmt::format("job ended with {}", exit_code_));
+  if (exit_code_ != 0) violated("job ended with {}", exit_code_);
   if (stats_.gaps == 0 &&
       static_cast<int64_t>(metrics_.size()) != job_.train().steps())
-    violated(fmt::format("{} steps in metrics, {} wanted", metrics_.size(),
-                         job_.train().steps()));
+    violated("{} steps in metrics, {} wanted", metrics_.size(),
+             job_.train().steps());
   check_leftovers();
   return violation_;
 }
@@ -440,27 +447,30 @@ int64_t Cluster::latency() {
 
 bool Cluster::network_eats() { return faults_on_ && chance(loss_); }
 
+// From or to the worker.
+void Cluster::send(const std::string& worker, bool lost,
+                   std::function<void()> arrives) {
+  const int copies = faults_on_ && chance(duplicate_) ? 2 : 1;
+  for (int i = 0; i < copies; ++i) {
+    if (network_eats() || partitioned_until_[worker] > now_ || lost) continue;
+    ++stats_.messages;
+    at(latency(), arrives);
+  }
+}
+
 void Cluster::deliver_to_coordinator(const std::string& from,
                                      const core::Input& event) {
   if (partitioned_until_[from] <= now_) tell_rival(event);
-  const int copies = faults_on_ && chance(duplicate_) ? 2 : 1;
-  for (int i = 0; i < copies; ++i) {
-    if (network_eats() || partitioned_until_[from] > now_ ||
-        mute_until_[from] > now_ || reconnected_at_[from] > now_)
-      continue;
-    ++stats_.messages;
-    at(latency(), [this, from, event] { arrive(from, event); });
-  }
+  send(from, mute_until_[from] > now_ || reconnected_at_[from] > now_,
+       [this, from, event] { arrive(from, event); });
 }
 
 // A suspended coordinator receives its messages when it continues.
 void Cluster::arrive(const std::string& from, const core::Input& event) {
   if (reconnected_at_[from] > now_) return;
-  if (now_ < coordinator_frozen_until_) {
-    at(coordinator_frozen_until_ - now_,
-       [this, from, event] { arrive(from, event); });
-    return;
-  }
+  if (now_ < coordinator_frozen_until_)
+    return at(coordinator_frozen_until_ - now_,
+              [this, from, event] { arrive(from, event); });
   const pb::Report* r = report_in(event);
   const auto follows = [&] {
     return r != nullptr && coordinator_ && coordinator_->roster().newest_is(*r);
@@ -488,22 +498,15 @@ void Cluster::ask(const pb::Command& command) {
 
 void Cluster::deliver_to_worker(const std::string& to,
                                 const agent::Event& event) {
-  const int copies = faults_on_ && chance(duplicate_) ? 2 : 1;
-  for (int i = 0; i < copies; ++i) {
-    if (network_eats() || partitioned_until_[to] > now_ ||
-        deaf_until_[to] > now_)
-      continue;
-    ++stats_.messages;
-    at(latency(), [this, to, event] {
-      const auto it = workers_.find(to);
-      if (it == workers_.end()) return;
-      Worker& w = *it->second;
-      if (now_ < w.frozen_until)
-        w.inbox_while_frozen.push_back(event);
-      else
-        drive_worker(w, event);
-    });
-  }
+  send(to, deaf_until_[to] > now_, [this, to, event] {
+    const auto it = workers_.find(to);
+    if (it == workers_.end()) return;
+    Worker& w = *it->second;
+    if (now_ < w.frozen_until)
+      w.inbox_while_frozen.push_back(event);
+    else
+      drive_worker(w, event);
+  });
 }
 
 // ----------------------------------------------------------------- workers
@@ -545,21 +548,22 @@ void Cluster::start_worker(Worker& w) {
   note_trouble(w, now_);
   w.inbox_while_frozen.clear();
   trace("worker " + w.name + " starts");
-  const std::string name = w.name;
-  const uint64_t incarnation = w.incarnation;
-  at(0, [this, name, incarnation] { worker_tick(name, incarnation); });
+  later(w, 0, [this](Worker& x) { worker_tick(x); });
 }
 
 // Its ranks die with it (PR_SET_PDEATHSIG).
-void Cluster::end_daemon(Worker& w) {
-  trace("worker " + w.name + " dies");
+void Cluster::stop_daemon(Worker& w) {
   w.agent.reset();
   if (!w.ranks.empty())
     worlds_[w.ranks_generation]->reporters_died.insert(w.name);
   for (auto& [rank, r] : w.ranks) r.alive = false;
-  const std::string name = w.name;
+}
+
+void Cluster::end_daemon(Worker& w) {
+  trace("worker " + w.name + " dies");
+  stop_daemon(w);
   if (chance(0.7))  // usually the transport notices
-    at(uniform(0, 30), [this, name] {
+    at(uniform(0, 30), [this, name = w.name] {
       if (partitioned_until_[name] <= now_) lose_connection(name);
     });
 }
@@ -567,42 +571,42 @@ void Cluster::end_daemon(Worker& w) {
 void Cluster::crash_worker(Worker& w) {
   if (!w.agent) return;
   end_daemon(w);
-  const std::string name = w.name;
   if (faults_on_ && chance(0.15)) {
     w.left = true;  // with its host, permanently
     lose_memory(w);
   } else
-    at(uniform(5, 3000), [this, name] { start_worker(*workers_[name]); });
+    at(uniform(5, 3000), [this, &w] { start_worker(w); });
 }
 
-void Cluster::worker_tick(const std::string& name, uint64_t incarnation) {
-  Worker& w = *workers_[name];
-  if (!w.agent || w.incarnation != incarnation) return;
+void Cluster::worker_tick(Worker& w) {
+  const uint64_t life = w.incarnation;
   if (now_ >= w.frozen_until) {
     auto inbox = std::move(w.inbox_while_frozen);
     w.inbox_while_frozen.clear();
     for (const agent::Event& e : inbox) {
       drive_worker(w, e);
-      if (!w.agent || w.incarnation != incarnation) return;
+      if (!w.agent || w.incarnation != life) return;
     }
-    agent::Tick tick;
-    for (auto& [rank, r] : w.ranks)
-      if (r.generation == w.ranks_generation) {
-        if (r.alive && !r.stopped && !r.stuck && !r.finalizing &&
-            worlds_[r.generation]->connected && intact(*worlds_[r.generation]))
-          ++r.progress;
-        tick.samples.push_back(sample(r));
-      }
-    if (calm_)
-      tick.state_room = uint64_t{1}
-                        << (bad_of(w.host) == Bad::kSmall ? 20 : 40);
-    drive_worker(w, tick);
-    if (!w.agent || w.incarnation != incarnation) return;
+    tick(w);
+    if (!w.agent || w.incarnation != life) return;
     attack_worker(w);
-    if (!w.agent || w.incarnation != incarnation) return;
+    if (!w.agent || w.incarnation != life) return;
   }
-  at(kWorkerTickMs,
-     [this, name, incarnation] { worker_tick(name, incarnation); });
+  later(w, kWorkerTickMs, [this](Worker& x) { worker_tick(x); });
+}
+
+void Cluster::tick(Worker& w) {
+  agent::Tick tick;
+  for (auto& [rank, r] : w.ranks)
+    if (r.generation == w.ranks_generation) {
+      if (r.alive && !r.stopped && !r.stuck && !r.finalizing &&
+          worlds_[r.generation]->connected && intact(*worlds_[r.generation]))
+        ++r.progress;
+      tick.samples.push_back(sample(r));
+    }
+  if (calm_)
+    tick.state_room = uint64_t{1} << (bad_of(w.host) == Bad::kSmall ? 20 : 40);
+  drive_worker(w, tick);
 }
 
 agent::RankSample Cluster::sample(Rank& r) {
@@ -615,16 +619,12 @@ agent::RankSample Cluster::sample(Rank& r) {
   s.status.set_checkpoint_step(r.checkpoint);
   s.status.set_declined_stops(r.declined_stops);
   s.status.set_os_state(r.stopped ? "T" : "S");
-  if (const auto w = worlds_.find(r.generation);
-      w != worlds_.end() && w->second->connected && r.committed >= 0)
+  const World& world = *worlds_.at(r.generation);
+  if (world.connected && r.committed >= 0)
     s.status.set_phase(pb::RankStatus::COMPUTE);
   if (r.finalizing) s.status.set_phase(pb::RankStatus::STOPPING);
-  if (const auto w = worlds_.find(r.generation);
-      w != worlds_.end() && cut_apart(*w->second))
-    s.status.set_waits(true);
-  if (const auto w = worlds_.find(r.generation);
-      w != worlds_.end() && w->second->hangs)
-    s.status.set_waits(all_wait_ || !r.stuck);
+  if (cut_apart(world)) s.status.set_waits(true);
+  if (world.hangs) s.status.set_waits(all_wait_ || !r.stuck);
   s.steps = std::move(r.ring);
   r.ring.clear();
   return s;
@@ -651,8 +651,6 @@ void Cluster::drive_worker(Worker& w, const agent::Event& event) {
 }
 
 void Cluster::do_action(Worker& w, const agent::Action& action) {
-  const std::string name = w.name;
-  const uint64_t life = w.incarnation;
   if (const auto* s = std::get_if<agent::Send>(&action)) {
     core::MessageReceived out{s->message};
     if (out.message.has_report()) {
@@ -661,7 +659,7 @@ void Cluster::do_action(Worker& w, const agent::Action& action) {
       if (options_.reword) for_each_sentence(report, reworded);
       overheard_.report = *report;
     }
-    deliver_to_coordinator(name, out);
+    deliver_to_coordinator(w.name, out);
   } else if (const auto* p = std::get_if<agent::Spawn>(&action)) {
     spawn(w, p->assignment);
   } else if (const auto* k = std::get_if<agent::KillRanks>(&action)) {
@@ -670,27 +668,14 @@ void Cluster::do_action(Worker& w, const agent::Action& action) {
         rank_ends(r, 0, 9, std::max(uniform(0, 30), w.kills_wait_until - now_));
     delay_kills(w);
   } else if (const auto* t = std::get_if<agent::TearDown>(&action)) {
-    const int64_t g = t->generation;
     const int64_t delay = std::max(uniform(0, 20), w.kills_wait_until - now_);
-    at(delay, [this, name, life, g] {
-      Worker& x = *workers_[name];
-      if (!x.agent || x.incarnation != life) return;
-      for (const Rank* r : live_ranks(x))
-        if (r->generation == g)
-          violated(fmt::format("{} tears generation {} down, rank {} is alive",
-                               name, g, r->rank));
-      x.torn_down.insert(g);
-      drive_worker(x, agent::TornDown{g});
-    });
+    later(w, delay, [this, g = t->generation](Worker& x) { tear_down(x, g); });
   } else if (const auto* c = std::get_if<agent::CompleteFence>(&action)) {
     World& world = *worlds_[c->generation];
     check_fence(w, world, *c);
     if (c->index == 0) {
-      const int64_t g = c->generation;
-      at(uniform(1, 10), [this, name, life, g] {
-        Worker& x = *workers_[name];
-        if (x.agent && x.incarnation == life)
-          drive_worker(x, agent::LocalFence{g, 1, fence_blob(name, g, 1)});
+      later(w, uniform(1, 10), [this, g = c->generation](Worker& x) {
+        drive_worker(x, agent::LocalFence{g, 1, fence_blob(x.name, g, 1)});
       });
     }
     if (c->index == 2) end_finalize(w, c->generation);
@@ -702,43 +687,48 @@ void Cluster::do_action(Worker& w, const agent::Action& action) {
       r.save_request = q->checkpoint_request;
     }
   } else if (const auto* i = std::get_if<agent::TakeInventory>(&action)) {
-    const agent::TakeInventory asked = *i;
-    at(uniform(0, 8), [this, name, life, asked] {
-      Worker& x = *workers_[name];
-      if (!x.agent || x.incarnation != life) return;
+    later(w, uniform(0, 8), [this, asked = *i](Worker& x) {
       drive_worker(x,
                    agent::InventoryTaken{
                        asked.job, asked.generation, x.memory.inventory(), {}});
     });
   } else if (std::holds_alternative<agent::MeasureHardware>(action)) {
-    // Hosts differ; some cannot be measured.
-    const std::string text =
-        chance(0.2) ? "# no program"
-                    : fmt::format(
-                          "[device]\nname = \"cpu\"\nmemory_gb = 4.0\n"
-                          "memory_gb_per_s = 6.0\npeak_tflops = {:.2f}\n"
-                          "[node]\ndevices = 2\ngb_per_s = 4.0\n"
-                          "[network]\ngb_per_s = 0.06\n",
-                          0.01 * static_cast<double>(uniform(2, 20)));
-    at(uniform(100, 6000), [this, name, life, text] {
-      Worker& x = *workers_[name];
-      if (x.agent && x.incarnation == life)
-        drive_worker(x, agent::HardwareMeasured{text});
-    });
+    measure_hardware(w);
   } else if (const auto* e = std::get_if<agent::Exit>(&action)) {
-    trace("worker " + name + " exits: " + e->message);
+    trace("worker " + w.name + " exits: " + e->message);
     if (e->states != agent::States::kKept) {
       w.memory.clear();
       if (!w.told_to_leave.value_or(false)) w.memory_lost_ms = now_;
     }
-    if (!w.ranks.empty())
-      worlds_[w.ranks_generation]->reporters_died.insert(w.name);
     note_trouble(w, now_);
-    for (auto& [rank, r] : w.ranks) r.alive = false;
-    w.agent.reset();
+    stop_daemon(w);
     w.left = true;
-    if (chance(0.7)) lose_connection(name);
+    if (chance(0.7)) lose_connection(w.name);
   }
+}
+
+void Cluster::tear_down(Worker& w, int64_t g) {
+  for (const Rank* r : live_ranks(w))
+    if (r->generation == g)
+      violated("{} tears generation {} down, rank {} is alive", w.name, g,
+               r->rank);
+  w.torn_down.insert(g);
+  drive_worker(w, agent::TornDown{g});
+}
+
+// Hosts differ; some cannot be measured.
+void Cluster::measure_hardware(const Worker& w) {
+  const std::string text =
+      chance(0.2) ? "# no program"
+                  : fmt::format(
+                        "[device]\nname = \"cpu\"\nmemory_gb = 4.0\n"
+                        "memory_gb_per_s = 6.0\npeak_tflops = {:.2f}\n"
+                        "[node]\ndevices = 2\ngb_per_s = 4.0\n"
+                        "[network]\ngb_per_s = 0.06\n",
+                        0.01 * static_cast<double>(uniform(2, 20)));
+  later(w, uniform(100, 6000), [this, text](Worker& x) {
+    drive_worker(x, agent::HardwareMeasured{text});
+  });
 }
 
 }  // namespace remesh::sim

@@ -21,6 +21,8 @@
 // number (the seed is inconclusive) or if the job fails for a good reason.
 #pragma once
 
+#include <fmt/format.h>
+
 #include <cstdint>
 #include <deque>
 #include <functional>
@@ -103,6 +105,9 @@ class Cluster {
   void step_once();
   void check_leftovers();
   void at(int64_t delay_ms, std::function<void()> what);
+  // Unless the worker has ended meanwhile.
+  void later(const Worker& w, int64_t delay_ms,
+             const std::function<void(Worker&)>& what);
   int64_t uniform(int64_t low, int64_t high) {
     return random_.uniform(low, high);
   }
@@ -156,14 +161,20 @@ class Cluster {
   // ---- worker processes
   Worker& add_worker();
   void start_worker(Worker& w);
+  void stop_daemon(Worker& w);
   void end_daemon(Worker& w);
   void crash_worker(Worker& w);
   void drive_worker(Worker& w, const agent::Event& event);
-  void worker_tick(const std::string& name, uint64_t incarnation);
+  void worker_tick(Worker& w);
+  void tick(Worker& w);
   void do_action(Worker& w, const agent::Action& action);
+  void tear_down(Worker& w, int64_t generation);
+  void measure_hardware(const Worker& w);
   agent::RankSample sample(Rank& r);
 
   // ---- network
+  void send(const std::string& worker, bool lost,
+            std::function<void()> arrives);
   void deliver_to_coordinator(const std::string& from,
                               const core::Input& event);
   void arrive(const std::string& from, const core::Input& event);
@@ -177,13 +188,15 @@ class Cluster {
   void spawn(Worker& w, const pb::Assignment& a);
   void spawn_fails(Worker& w, World& world);
   void rank_ends(Rank& r, int code, int signal, int64_t delay_ms);
-  void reap(const std::string& worker, uint64_t incarnation, int64_t generation,
-            int rank);
+  void rank_fails(Rank& r, int code, int signal, int64_t delay_ms);
+  void reap(Worker& w, int64_t generation, int rank);
   void maybe_connect(World& world);
   void schedule_step(World& world);
   void finish_step(int64_t generation, int64_t step);
+  void record_step(World& world, int64_t step);
   void boundary(World& world);
-  void save(World& world);
+  void save_and_end(World& world, bool must);
+  void save(World& world, int64_t step);
   bool intact(const World& world) const;
   // States in memory (states.cc).
   bool keeps_state() const { return job_.elastic().keep_state(); }
@@ -192,10 +205,13 @@ class Cluster {
   bool restore_from_memory(World& world);
   void cannot_restore(World& world);
   bool was_complete(const World& world, int64_t step) const;
-  Rank* live_rank(const World& world, int rank);
+  std::set<std::string> hosts_of(const World& world) const;
+  Worker& worker_of(const World& world, int rank) const;
+  Rank* live_rank(const World& world, int rank) const;
+  std::vector<Rank*> ranks_of(const World& world) const;  // that live
   void begin_updates(World& world, int64_t step);
-  void commit_rank(int64_t generation, int rank, int64_t step,
-                   const pb::StepMetrics& m);
+  void commit_rank(int64_t generation, int rank, int64_t step);
+  void commit_state(World& world, int rank, int64_t step);
   void replicate(World& world, int rank, int64_t step, bool awaited);
   void report_committed(World& world, int rank, int64_t step);
   void end_for_handoff(World& world);
@@ -204,7 +220,7 @@ class Cluster {
   void scale();
   void check_source(const pb::Durable& d);
   void check_source_is_there(const pb::Durable& d);
-  bool publishes_metrics(const World& world, int rank) const;
+  void publish(const World& world, Rank& r, int64_t step);
   bool reporter_is_here(const World& world) const;
   void check_lost(const pb::Durable& d);
   void check_branch(const pb::StepMetrics& last, int64_t generation);
@@ -233,6 +249,7 @@ class Cluster {
   bool good_workers_suffice() const;
   void schedule_fault();
   void note_trouble(Worker& w, int64_t until);
+  std::vector<Worker*> running() const;
   void random_fault();
   void ask_mesh();
   void heal();
@@ -265,6 +282,7 @@ class Cluster {
 
   // ---- invariants
   std::vector<Rank*> live_ranks(Worker& w);
+  bool considers_live(const Worker& w) const;  // the coordinator
   bool healthy(const std::string& name) const;
   void check_quiet(int64_t generation);
   void check_life(const pb::Durable& d);
@@ -285,6 +303,11 @@ class Cluster {
                    const agent::CompleteFence& f);
   void violated(const std::string& what);
   void trace(const std::string& what);
+  template <typename T, typename... Ts>
+  void violated(fmt::format_string<T, Ts...> format, T&& first, Ts&&... rest) {
+    violated(
+        fmt::format(format, std::forward<T>(first), std::forward<Ts>(rest)...));
+  }
 
   SimOptions options_;
   SimStats stats_;

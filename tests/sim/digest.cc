@@ -10,51 +10,49 @@
 namespace remesh::sim {
 namespace {
 
-// A message without its sentences, if they do not count.
-template <typename T>
-std::string serialized(T message, bool sentences) {
-  return sentences ? bytes_of(message) : without_sentences(std::move(message));
-}
-
-struct Serialized {
-  std::string operator()(const core::Persist& a) const {
-    return serialized(a.durable, sentences);
-  }
-  std::string operator()(const core::SendDirective& a) const {
-    return serialized(a.with_assignment(), sentences);
-  }
-  std::string operator()(const core::SendFence& a) const {
-    return a.worker + bytes_of(a.fence);
-  }
-  std::string operator()(const core::Respond& a) const {
-    pb::Reply r = a.reply;
-    if (!sentences) r.clear_status();
-    return std::to_string(a.client) + serialized(std::move(r), sentences);
-  }
-  std::string operator()(const core::Refuse& a) const {
-    return serialized(a.refusal, sentences);
-  }
-  std::string operator()(const core::EmitEvent& a) const {
-    return serialized(a.record, sentences);
-  }
-  std::string operator()(const core::AppendMetrics& a) const {
-    return bytes_of(a.metrics);
-  }
-  std::string operator()(const core::ScanCheckpoints&) const { return ""; }
-  std::string operator()(const core::Exit& a) const {
-    return std::to_string(a.code) + (sentences ? a.message : "");
-  }
-
-  bool sentences = true;
+template <typename... Ts>
+struct Overloaded : Ts... {
+  using Ts::operator()...;
 };
+template <typename... Ts>
+Overloaded(Ts...) -> Overloaded<Ts...>;
+
+std::string serialized(const core::Action& action, bool sentences) {
+  // Without its sentences, if they do not count.
+  const auto bytes = [&](auto message) {
+    return sentences ? bytes_of(message)
+                     : without_sentences(std::move(message));
+  };
+  return std::visit(
+      Overloaded{
+          [&](const core::Persist& a) { return bytes(a.durable); },
+          [&](const core::SendDirective& a) {
+            return bytes(a.with_assignment());
+          },
+          [&](const core::SendFence& a) {
+            return a.worker + bytes_of(a.fence);
+          },
+          [&](const core::Respond& a) {
+            pb::Reply r = a.reply;
+            if (!sentences) r.clear_status();
+            return std::to_string(a.client) + bytes(std::move(r));
+          },
+          [&](const core::Refuse& a) { return bytes(a.refusal); },
+          [&](const core::EmitEvent& a) { return bytes(a.record); },
+          [&](const core::AppendMetrics& a) { return bytes_of(a.metrics); },
+          [&](const core::ScanCheckpoints&) { return std::string(); },
+          [&](const core::Exit& a) {
+            return std::to_string(a.code) + (sentences ? a.message : "");
+          }},
+      action);
+}
 
 uint64_t add(uint64_t digest, int64_t now_ms, const core::Action& action,
              bool sentences) {
   const std::string header = std::to_string(digest) + " " +
                              std::to_string(now_ms) + " " +
                              std::to_string(action.index()) + " ";
-  return hash64(header +
-                std::visit(Serialized{.sentences = sentences}, action));
+  return hash64(header + serialized(action, sentences));
 }
 
 }  // namespace

@@ -136,7 +136,7 @@ void Cluster::check_link_search(const pb::EventRecord& e) {
   for (const auto& [name, w] : workers_) hosts.insert(w->host);
   if (e.event() == "failure" &&
       ++hangs_ > 3 + 2 * std::lround(std::log2(hosts.size())))
-    violated(fmt::format("{} hangs, and the link is still not found", hangs_));
+    violated("{} hangs, and the link is still not found", hangs_);
   if (e.event() != "host_cordoned") return;
   const bool first = e.host() == bad_link_.first;
   const std::string& peer = first ? bad_link_.second : bad_link_.first;
@@ -150,9 +150,7 @@ void Cluster::check_link_search(const pb::EventRecord& e) {
 // Whether some ranks of the world cannot reach each other.
 bool Cluster::cut_apart(const World& world) const {
   if (!link_is_cut_) return false;
-  std::set<std::string> hosts;
-  for (const pb::RankPlace& p : world.assignment.ranks())
-    hosts.insert(workers_.at(p.worker())->host);
+  const std::set<std::string> hosts = hosts_of(world);
   return hosts.contains(bad_link_.first) && hosts.contains(bad_link_.second);
 }
 
@@ -162,32 +160,23 @@ bool Cluster::start_badly(Worker& w, World& world) {
   if (bad == Bad::kNone || bad == Bad::kDies || bad == Bad::kSmall ||
       bad >= Bad::kHangs)
     return connects_badly(w, world);
-  const auto delay = [this] { return host_random_.below(30); };
   trace(fmt::format("ranks fail to start on {}", w.host));
-  for (auto& [rank, r] : w.ranks) {
-    world.faulted.insert(rank);
-    const int code = bad == Bad::kCannot   ? kExitFailed
-                     : bad == Bad::kNoRoom ? kExitNoRoom
-                                           : kExitBadSource;
-    if (bad == Bad::kCrash)
-      rank_ends(r, 0, 9, 1 + delay());
-    else
-      rank_ends(r, code, 0, 1 + delay());
-  }
+  const int code = bad == Bad::kCrash    ? 0
+                   : bad == Bad::kCannot ? kExitFailed
+                   : bad == Bad::kNoRoom ? kExitNoRoom
+                                         : kExitBadSource;
+  for (auto& [rank, r] : w.ranks)
+    rank_fails(r, code, code == 0 ? 9 : 0, 1 + host_random_.below(30));
   return true;
 }
 
 // In the first step, or in the second.
 void Cluster::end_badly(World& world) {
-  for (const pb::RankPlace& p : world.assignment.ranks()) {
-    Rank* r = live_rank(world, p.rank());
-    const Bad bad = bad_of(workers_[p.worker()]->host, p.worker());
-    if (r == nullptr ||
-        !(bad == Bad::kDies || (bad == Bad::kDiesLater &&
-                                world.step > world.assignment.source().step())))
-      continue;
-    world.faulted.insert(r->rank);
-    rank_ends(*r, 0, 9, 1 + host_random_.below(15));
+  for (Rank* r : ranks_of(world)) {
+    const Bad bad = bad_of(workers_.at(r->worker)->host, r->worker);
+    if (bad == Bad::kDies || (bad == Bad::kDiesLater &&
+                              world.step > world.assignment.source().step()))
+      rank_fails(*r, 0, 9, 1 + host_random_.below(15));
   }
 }
 
@@ -219,51 +208,40 @@ void Cluster::note_trouble(Worker& w, int64_t until) {
   w.trouble_until = std::max(w.trouble_until, until);
 }
 
+std::vector<Cluster::Worker*> Cluster::running() const {
+  std::vector<Worker*> out;
+  for (const auto& [name, w] : workers_)
+    if (w->agent) out.push_back(w.get());
+  return out;
+}
+
 void Cluster::random_fault() {
-  std::vector<Worker*> up;
+  const std::vector<Worker*> up = running();
   std::vector<Rank*> ranks;
-  for (auto& [name, w] : workers_) {
-    if (w->agent) up.push_back(w.get());
-    if (w->agent)
-      for (auto& [rank, r] : w->ranks)
-        if (r.alive) ranks.push_back(&r);
-  }
-  const auto worker = [&]() -> Worker* {
-    return up.empty() ? nullptr
-                      : up[static_cast<size_t>(
-                            uniform(0, static_cast<int64_t>(up.size()) - 1))];
+  for (Worker* w : up)
+    for (Rank* r : live_ranks(*w)) ranks.push_back(r);
+  const auto any_of = [this](const auto& all) {
+    return all.empty()
+               ? nullptr
+               : all[static_cast<size_t>(uniform(0, std::ssize(all) - 1))];
   };
-  const auto rank = [&]() -> Rank* {
-    return ranks.empty() ? nullptr
-                         : ranks[static_cast<size_t>(uniform(
-                               0, static_cast<int64_t>(ranks.size()) - 1))];
-  };
+  const auto worker = [&] { return any_of(up); };
+  const auto rank = [&] { return any_of(ranks); };
   const int64_t kind = uniform(0, 15);
   trace(fmt::format("fault {}", kind));
   switch (kind) {
     case 0:
     case 1:
-      if (Rank* r = rank()) {
-        worlds_[r->generation]->faulted.insert(r->rank);
-        rank_ends(*r, 0, 9, 0);
-      }
+      if (Rank* r = rank()) rank_fails(*r, 0, 9, 0);
       break;
     case 2:
-      if (Rank* r = rank()) {
-        worlds_[r->generation]->faulted.insert(r->rank);
-        rank_ends(*r, 1, 0, 0);
-      }
+      if (Rank* r = rank()) rank_fails(*r, 1, 0, 0);
       break;
     case 3:
-      if (Rank* r = rank()) {
-        worlds_[r->generation]->stalled = true;
-        r->stopped = true;
-      }
-      break;
     case 4:
       if (Rank* r = rank()) {
         worlds_[r->generation]->stalled = true;
-        r->stuck = true;
+        (kind == 3 ? r->stopped : r->stuck) = true;
       }
       break;
     case 5:

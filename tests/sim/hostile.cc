@@ -298,7 +298,7 @@ void Cluster::attack_coordinator() {
     if (!coordinator_ || coordinator_->ended() || done_) return;
     overheard_.alive.clear();
     for (const auto& [name, w] : workers_)
-      if (coordinator_->roster().considers_live(name, w->incarnation))
+      if (considers_live(*w))
         overheard_.alive.push_back({name, w->incarnation});
     overheard_.generation = coordinator_->durable().generation();
     overheard_.epoch = coordinator_->durable().epoch();

@@ -42,6 +42,11 @@ std::vector<Cluster::Rank*> Cluster::live_ranks(Worker& w) {
   return out;
 }
 
+bool Cluster::considers_live(const Worker& w) const {
+  return coordinator_ &&
+         coordinator_->roster().considers_live(w.name, w.incarnation);
+}
+
 // Whether nothing has happened to this incarnation of the worker for which the
 // coordinator may declare it dead. Always false if the network loses messages.
 bool Cluster::healthy(const std::string& name) const {
@@ -63,24 +68,18 @@ bool Cluster::healthy(const std::string& name) const {
 void Cluster::check_quiet(int64_t generation) {
   for (auto& [g, world] : worlds_)
     for (const pb::RankPlace& p : world->assignment.ranks())
-      if (!coordinator_ || !coordinator_->roster().considers_live(
-                               p.worker(), workers_[p.worker()]->incarnation))
-        world->presumed_dead = true;
-  if (!coordinator_) return;
-  for (const auto& [name, w] : workers_)
-    if (w->agent &&
-        coordinator_->roster().considers_live(name, w->incarnation) &&
-        w->agent->generation() < generation)
-      violated(fmt::format("generation {} runs while {} is fenced at {}",
-                           generation, name, w->agent->generation()));
-  for (const auto& [name, w] : workers_)
-    if (coordinator_->roster().considers_live(name, w->incarnation))
-      for (const Rank* r : live_ranks(*w))
-        if (r->generation < generation)
-          violated(
-              fmt::format("generation {} runs while rank {} of generation {} "
-                          "is alive on {}",
-                          generation, r->rank, r->generation, name));
+      if (!considers_live(*workers_[p.worker()])) world->presumed_dead = true;
+  for (const auto& [name, w] : workers_) {
+    if (!considers_live(*w)) continue;
+    if (w->agent && w->agent->generation() < generation)
+      violated("generation {} runs while {} is fenced at {}", generation, name,
+               w->agent->generation());
+    for (const Rank* r : live_ranks(*w))
+      if (r->generation < generation)
+        violated(
+            "generation {} runs while rank {} of generation {} is alive on {}",
+            generation, r->rank, r->generation, name);
+  }
 }
 
 // The first journal entry of a coordinator has a new largest epoch, and a job
@@ -88,7 +87,7 @@ void Cluster::check_quiet(int64_t generation) {
 void Cluster::check_life(const pb::Durable& d) {
   if (epoch_life_ != coordinator_life_) {
     if (d.epoch() <= epoch_ && !forgot_)
-      violated(fmt::format("two coordinators with epoch {}", d.epoch()));
+      violated("two coordinators with epoch {}", d.epoch());
     epoch_life_ = coordinator_life_;
   } else if (decided_ && decided_->phase() >= pb::Durable::DONE &&
              d.phase() < pb::Durable::DONE) {
@@ -111,7 +110,7 @@ void Cluster::check_mesh(const pb::Durable& d) {
   if (d.phase() == pb::Durable::RUNNING) {
     if (!asked.pinned().empty() && !asked.changed() && asked.pinned() != text &&
         !d.rescue())
-      violated(fmt::format("{} runs, but {} is pinned", text, asked.pinned()));
+      violated("{} runs, but {} is pinned", text, asked.pinned());
     if (coordinator_ && !before.empty() && asked.pinned().empty() &&
         !asked.changed() && !asks_auto_) {
       if (suffice(staying_slots(coordinator_->status()), before))
@@ -138,17 +137,15 @@ void Cluster::check_mesh(const pb::Durable& d) {
   }
   for (const pb::RankPlace& p : d.assignment().ranks())
     if (build_of[p.worker()] != d.assignment().build())
-      violated(fmt::format("{} is of another build than its mesh", p.worker()));
+      violated("{} is of another build than its mesh", p.worker());
   if (asked.scale() > 0 && mesh.world() > asked.scale() && !d.rescue())
-    violated(
-        fmt::format("{} is planned, but the scale is {}", text, asked.scale()));
+    violated("{} is planned, but the scale is {}", text, asked.scale());
   if (asked.scale() > 0) slots = std::min<int64_t>(slots, asked.scale());
   for (const pb::RankPlace& p : d.assignment().ranks())
     if (--room[p.worker()] < 0)
-      violated(fmt::format("{} has more ranks than slots", p.worker()));
+      violated("{} has more ranks than slots", p.worker());
   if (mesh.world() != d.assignment().ranks_size())
-    violated(
-        fmt::format("{} with {} ranks", text, d.assignment().ranks_size()));
+    violated("{} with {} ranks", text, d.assignment().ranks_size());
   const auto shape = core::shape_of(job_);
   if (const Status s = planner::admit(*shape, mesh); !s.ok())
     violated("a mesh that the model does not admit: " + s.message());
@@ -158,14 +155,13 @@ void Cluster::check_mesh(const pb::Durable& d) {
     violated(before + " was released although the slots suffice");
   if (!asked.pinned().empty()) {
     if (asked.pinned() != text)
-      violated(
-          fmt::format("{} is planned, but {} is pinned", text, asked.pinned()));
+      violated("{} is planned, but {} is pinned", text, asked.pinned());
     return;
   }
   for (const std::string& l : job_.elastic().layouts()) {
     if (!suffice(slots, l)) continue;
     if (geometry::Layout::parse(l)->to_string() != text)
-      violated(fmt::format("{} is planned, but {} is preferred", text, l));
+      violated("{} is planned, but {} is preferred", text, l);
     return;
   }
   const pb::Parallel& p = job_.parallel();
@@ -189,25 +185,21 @@ void Cluster::check_persist(const pb::Durable& d) {
   if (d.phase() == pb::Durable::RUNNING && before == pb::Durable::PREPARING) {
     check_quiet(d.generation());
     for (const auto& p : d.participants())
-      for (const pb::RankPlace& place : d.assignment().ranks())
-        if (place.worker() == p.name() && coordinator_ &&
-            !coordinator_->roster().considers_live(p.name(), p.incarnation()))
-          violated(fmt::format(
-              "generation {} runs with {}, which is known to be dead",
-              d.generation(), p.name()));
+      if (core::has_ranks(d, p.name()) && coordinator_ &&
+          !coordinator_->roster().considers_live(p.name(), p.incarnation()))
+        violated("generation {} runs with {}, which is known to be dead",
+                 d.generation(), p.name());
     check_source_is_there(d);
   }
   if (d.phase() == pb::Durable::WAITING && before == pb::Durable::ABORTING &&
       d.assignment().generation() == d.generation())
     for (const auto& [name, w] : workers_)
-      if (coordinator_ &&
-          coordinator_->roster().considers_live(name, w->incarnation))
+      if (considers_live(*w))
         for (const Rank* r : live_ranks(*w))
           if (r->generation == d.generation())
             violated(
-                fmt::format("the abort of generation {} ended while rank "
-                            "{} is alive on {}",
-                            d.generation(), r->rank, name));
+                "the abort of generation {} ended while rank {} is alive on {}",
+                d.generation(), r->rank, name);
   if (d.phase() == pb::Durable::PREPARING && d.has_assignment()) {
     for (const pb::Durable::Member& p : d.participants())
       planned_[d.generation()][p.name()] = p.incarnation();
@@ -233,10 +225,10 @@ void Cluster::check_persist(const pb::Durable& d) {
         inconclusive_ = true;
         return;
       }
-      violated(fmt::format(
+      violated(
           "generation {} starts from step {}, not from the "
           "newest checkpoint, {}",
-          d.generation(), d.assignment().source().step(), newest_scanned_));
+          d.generation(), d.assignment().source().step(), newest_scanned_);
     }
   }
 }
@@ -250,8 +242,8 @@ void Cluster::note_written(const pb::Durable& d) {
   const auto [it, fresh] = assignments_.emplace(
       d.assignment().generation(), without_sentences(d.assignment()));
   if (!fresh && it->second != without_sentences(d.assignment()))
-    violated(fmt::format("generation {} was planned twice, differently",
-                         d.assignment().generation()));
+    violated("generation {} was planned twice, differently",
+             d.assignment().generation());
 }
 
 // Whether the job has continued without that version of the step.
@@ -272,9 +264,8 @@ void Cluster::check_saved_is_used(const pb::Durable& d) {
       std::find(bad.begin(), bad.end(), fmt::format("step-{}", told_saved_)) ==
           bad.end())
     violated(
-        fmt::format("generation {} starts from step {}, and step {} is "
-                    "known to be saved",
-                    d.generation(), step, told_saved_));
+        "generation {} starts from step {}, and step {} is known to be saved",
+        d.generation(), step, told_saved_);
   told_saved_ = std::min(told_saved_, step);
 }
 
@@ -301,8 +292,7 @@ void Cluster::check_directive(const pb::Directive& d) {
     if (r->generation == d.generation() && decided_ &&
         (decided_->phase() == pb::Durable::RUNNING ||
          decided_->phase() == pb::Durable::FINISHING))
-      violated(fmt::format("{} is sent away while its rank {} runs", d.worker(),
-                           r->rank));
+      violated("{} is sent away while its rank {} runs", d.worker(), r->rank);
 }
 
 // Called when a directive is sent, for the first time or again: the decision
@@ -329,15 +319,13 @@ void Cluster::check_sent(const pb::Directive& d) {
 void Cluster::check_metrics(const pb::StepMetrics& m) {
   const int64_t expected = metrics_.empty() ? 1 : metrics_.back().step() + 1;
   if (m.step() != expected && (stats_.gaps == 0 || m.step() < expected))
-    violated(
-        fmt::format("metrics: step {} after step {}", m.step(), expected - 1));
+    violated("metrics: step {} after step {}", m.step(), expected - 1);
   if (!metrics_.empty() && m.step() == expected && !lost_since_record_)
     check_branch(metrics_.back(), m.generation());
   after_loss_.push_back(lost_since_record_);
   lost_since_record_ = false;
   if (m.loss() != as_loss(chain(m.step())))
-    violated(fmt::format("metrics: step {} was computed from a wrong state",
-                         m.step()));
+    violated("metrics: step {} was computed from a wrong state", m.step());
   // A state that was restored from memory may have no replicas yet, or no
   // longer: ranks remove the segments of older generations when they finish a
   // step.
@@ -355,18 +343,17 @@ void Cluster::check_metrics(const pb::StepMetrics& m) {
   for (int r = 0; known && r < world->second->assignment.ranks_size(); ++r)
     if (world->second->committed[r] < m.step() &&
         !was_complete(*world->second, m.step()))
-      violated(
-          fmt::format("metrics: step {} of generation {} before rank {} "
-                      "committed it",
-                      m.step(), m.generation(), r));
+      violated("metrics: step {} of generation {} before rank {} committed it",
+               m.step(), m.generation(), r);
   if (!known) violated("metrics: of an unknown generation");
 }
 
 // A failure must name something that failed.
 void Cluster::check_event(const pb::EventRecord& e) {
   if (const std::string fields = undeclared_fields(e); !fields.empty())
-    violated(fmt::format("event {}: not in proto/rundir/events.inc: {}",
-                         e.event(), fields));
+    violated("event {}: not in proto/rundir/events.inc: {}", e.event(), fields);
+  if (e.event() == "change_put_off" || e.event() == "stop_declined")
+    put_off_.insert(e.generation());
   if (e.event() == "metrics_gap") {
     // Allowed only if all daemons that knew the metrics are dead or cut off.
     if (!keeps_state() ||
@@ -391,8 +378,6 @@ void Cluster::check_event(const pb::EventRecord& e) {
   // The job was stopped with too few slots for a mesh that could save.
   if (e.event() == "job_stopped") safe_generation_ = 0;
   if (e.event() == "checkpoint") told_saved_ = std::max(told_saved_, e.step());
-  if (e.event() == "change_put_off" || e.event() == "stop_declined")
-    put_off_.insert(e.generation());
   if (e.event() == "worker_lost" && e.cause().rfind("silent", 0) == 0 &&
       healthy(e.worker()))
     violated("declared silent although it is healthy: " + e.worker());
@@ -431,9 +416,8 @@ void Cluster::check_heard(const pb::Report& r) {
   if (!coordinator_ || coordinator_->ended()) return;
   if (coordinator_->roster().considers_live(r.worker(), r.incarnation()) &&
       coordinator_->durable().generation() < r.generation())
-    violated(fmt::format("continues at generation {}, {} was at {}",
-                         coordinator_->durable().generation(), r.worker(),
-                         r.generation()));
+    violated("continues at generation {}, {} was at {}",
+             coordinator_->durable().generation(), r.worker(), r.generation());
   auto& [newest, since] = newest_heard_[r.worker()];
   if (r.incarnation() < newest && now_ - since < kEarlierLifeMs)
     violated("considered an earlier incarnation alive: " + r.worker());
@@ -443,8 +427,8 @@ void Cluster::check_heard(const pb::Report& r) {
 
 void Cluster::check_report(Worker& w, const pb::Report& r) {
   const auto say = [&](const char* what, int64_t g) {
-    violated(fmt::format("{} reports {} while its generation {} still runs",
-                         w.name, what, g));
+    violated("{} reports {} while its generation {} still runs", w.name, what,
+             g);
   };
   for (const int64_t g : w.spawned) {
     if (w.torn_down.contains(g)) continue;
@@ -454,8 +438,8 @@ void Cluster::check_report(Worker& w, const pb::Report& r) {
     if (!r.busy()) say("free", g);
   }
   if (r.coordinator_epoch() < w.epoch_seen)
-    violated(fmt::format("{} went back to coordinator {} from {}", w.name,
-                         r.coordinator_epoch(), w.epoch_seen));
+    violated("{} went back to coordinator {} from {}", w.name,
+             r.coordinator_epoch(), w.epoch_seen);
   w.epoch_seen = r.coordinator_epoch();
 }
 
@@ -465,8 +449,8 @@ void Cluster::check_request(const Worker& w, const agent::SetRequest& q) {
     if (r.alive && (r.request & kRequestStop) != 0 &&
         (q.bits & kRequestStop) == 0 &&
         !put_off_.contains(w.ranks_generation) && !w.terminated && !forgot_)
-      violated(fmt::format("{} withdrew the stop of generation {}", w.name,
-                           w.ranks_generation));
+      violated("{} withdrew the stop of generation {}", w.name,
+               w.ranks_generation);
 }
 
 // The result has every contribution to this fence of this generation, in the
@@ -474,8 +458,8 @@ void Cluster::check_request(const Worker& w, const agent::SetRequest& q) {
 void Cluster::check_fence(const Worker& w, World& world,
                           const agent::CompleteFence& f) {
   if (f.generation != w.ranks_generation)
-    violated(fmt::format("{} completes a fence of generation {} in {}", w.name,
-                         f.generation, w.ranks_generation));
+    violated("{} completes a fence of generation {} in {}", w.name,
+             f.generation, w.ranks_generation);
   std::set<std::string> with_ranks;
   for (const auto& r : world.assignment.ranks()) with_ranks.insert(r.worker());
   std::string expected;
@@ -483,8 +467,8 @@ void Cluster::check_fence(const Worker& w, World& world,
     if (with_ranks.contains(name))
       expected += fence_blob(name, f.generation, f.index);
   if (f.blob != expected)
-    violated(fmt::format("fence {} of generation {} lacks contributions: {}",
-                         f.index, f.generation, f.blob));
+    violated("fence {} of generation {} lacks contributions: {}", f.index,
+             f.generation, f.blob);
   if (!world.fences_done[w.name].insert(f.index).second)
     violated("a fence was completed twice");
 }

@@ -26,14 +26,12 @@ void Cluster::schedule_liveness_fault() {
 }
 
 void Cluster::liveness_fault() {
-  std::vector<Worker*> up;
-  for (auto& [name, w] : workers_)
-    if (w->agent) up.push_back(w.get());
+  const std::vector<Worker*> up = running();
   const int64_t kind = liveness_random_.uniform(0, 6);
   trace(fmt::format("liveness fault {}", kind));
   if (up.empty()) return;
-  Worker& w = *up[static_cast<size_t>(
-      liveness_random_.uniform(0, static_cast<int64_t>(up.size()) - 1))];
+  Worker& w =
+      *up[static_cast<size_t>(liveness_random_.uniform(0, std::ssize(up) - 1))];
   switch (kind) {
     case 0:
       note_trouble(
@@ -162,23 +160,14 @@ void Cluster::note_impostor(const pb::Report& r) {
 void Cluster::begin_finalize(Rank& r, int64_t delay_ms) {
   const int64_t g = r.generation;
   const int rank = r.rank;
-  for (auto& [name, w] : workers_) {
-    const auto it = w->ranks.find(rank);
-    if (it == w->ranks.end() || &it->second != &r) continue;
-    const std::string worker = name;
-    const uint64_t life = w->incarnation;
-    at(delay_ms, [this, worker, life, g, rank] {
-      Worker& x = *workers_[worker];
-      if (!x.agent || x.incarnation != life || x.ranks_generation != g ||
-          !x.ranks.at(rank).alive)
-        return;
-      x.ranks.at(rank).finalizing = true;
-      excuse_slow_fences();
-      for (const auto& [other, o] : x.ranks)
-        if (o.alive && !o.finalizing) return;
-      drive_worker(x, agent::LocalFence{g, 2, fence_blob(worker, g, 2)});
-    });
-  }
+  later(*workers_.at(r.worker), delay_ms, [this, g, rank](Worker& x) {
+    if (x.ranks_generation != g || !x.ranks.at(rank).alive) return;
+    x.ranks.at(rank).finalizing = true;
+    excuse_slow_fences();
+    for (const auto& [other, o] : x.ranks)
+      if (o.alive && !o.finalizing) return;
+    drive_worker(x, agent::LocalFence{g, 2, fence_blob(x.name, g, 2)});
+  });
 }
 
 void Cluster::end_finalize(Worker& w, int64_t generation) {
@@ -196,9 +185,8 @@ void Cluster::excuse_slow_fences() {
                   [this](const auto& r) { return r.second > now_; });
   if (loss_ == 0 && !late) return;
   for (auto& [g, world] : worlds_)
-    for (const pb::RankPlace& p : world->assignment.ranks())
-      if (const Rank* r = live_rank(*world, p.rank()); r && r->finalizing)
-        world->stalled = true;
+    for (const Rank* r : ranks_of(*world))
+      world->stalled = world->stalled || r->finalizing;
 }
 
 // Whether ranks are in MPI_Finalize and a daemon was recently cut off: the
@@ -222,8 +210,7 @@ bool Cluster::waits_for_fence(const World& world) const {
 // healthy.
 bool Cluster::is_known(const std::string& worker) const {
   const auto w = workers_.find(worker);
-  return coordinator_ && w != workers_.end() && healthy(worker) &&
-         coordinator_->roster().considers_live(worker, w->second->incarnation);
+  return w != workers_.end() && healthy(worker) && considers_live(*w->second);
 }
 
 // Whether the coordinator knows several hosts: with one it cannot detect that
@@ -242,8 +229,8 @@ void Cluster::check_lost_worker(const pb::EventRecord& e) {
   const auto heard = heard_ms_.find(e.worker());
   if (e.cause().starts_with("silent") && heard != heard_ms_.end() &&
       now_ - heard->second <= dead_after)
-    violated(fmt::format("{} was heard {} ms ago, but is declared silent",
-                         e.worker(), now_ - heard->second));
+    violated("{} was heard {} ms ago, but is declared silent", e.worker(),
+             now_ - heard->second);
   const auto closed = connection_lost_ms_.find(e.worker());
   const Worker& w = *workers_.at(e.worker());
   if (e.cause().starts_with("connection") && !w.told_to_leave &&

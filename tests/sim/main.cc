@@ -1,6 +1,7 @@
 // cluster_sim: many simulated clusters, one per seed. Prints a summary, and for
 // a failing seed the violated invariant and how to reproduce it. The top of
 // cluster.h says what a clean seed does not prove.
+#include <fmt/format.h>
 #include <google/protobuf/stubs/logging.h>
 
 #include <CLI/CLI.hpp>
@@ -58,7 +59,7 @@ int main(int argc, char** argv) {
     if (!line.empty() && line[0] != '#')
       known_seeds.push_back(std::strtoull(line.c_str(), nullptr, 10));
   if (!known.empty() && known_seeds.empty()) {
-    std::fprintf(stderr, "%s: no seeds\n", known.c_str());
+    fmt::print(stderr, "{}: no seeds\n", known);
     return remesh::kExitUsage;
   }
   std::atomic<uint64_t> next{0};
@@ -105,43 +106,30 @@ int main(int argc, char** argv) {
         ++clean;
       } else {
         ++bad;
-        std::printf(
-            "VIOLATED %s\n  see: cluster_sim --first %llu --seeds 1 "
-            "--trace\n",
-            violation.c_str(), static_cast<unsigned long long>(seed));
+        fmt::print(
+            "VIOLATED {}\n  see: cluster_sim --first {} --seeds 1 --trace\n",
+            violation, seed);
       }
     }
   };
   std::vector<std::thread> threads;
   for (unsigned i = 0; i < jobs; ++i) threads.emplace_back(work);
   for (auto& t : threads) t.join();
-  std::printf(
-      "%llu seeds clean, %llu violated, %llu inconclusive: %lld faults, %lld "
-      "generations (%lld "
-      "from memory, %lld by handoff), %lld steps, %lld made again, %lld gaps "
-      "in their record, %lld messages, %lld hostile ones, %.1f simulated hours "
-      "in %.1f s\n",
-      static_cast<unsigned long long>(clean.load()),
-      static_cast<unsigned long long>(bad.load()),
-      static_cast<unsigned long long>(inconclusive.load()),
-      static_cast<long long>(total.faults),
-      static_cast<long long>(total.generations),
-      static_cast<long long>(total.from_memory),
-      static_cast<long long>(total.handoffs),
-      static_cast<long long>(total.steps),
-      static_cast<long long>(total.lost_steps),
-      static_cast<long long>(total.gaps),
-      static_cast<long long>(total.messages),
-      static_cast<long long>(total.hostile),
+  fmt::print(
+      "{} seeds clean, {} violated, {} inconclusive: {} faults, {} generations "
+      "({} from memory, {} by handoff), {} steps, {} made again, {} gaps in "
+      "their record, {} messages, {} hostile ones, {:.1f} simulated hours in "
+      "{:.1f} s\n",
+      clean.load(), bad.load(), inconclusive.load(), total.faults,
+      total.generations, total.from_memory, total.handoffs, total.steps,
+      total.lost_steps, total.gaps, total.messages, total.hostile,
       static_cast<double>(total.end_ms) / 3.6e6,
       remesh::unix_seconds() - began);
-  std::printf("digest of all actions %016llx, of decisions alone %016llx\n",
-              static_cast<unsigned long long>(total.digest),
-              static_cast<unsigned long long>(total.digest_of_decisions));
+  fmt::print("digest of all actions {:016x}, of decisions alone {:016x}\n",
+             total.digest, total.digest_of_decisions);
   const uint64_t all = clean + bad + inconclusive;
   const bool judged = inconclusive * kJudged <= all || all < kJudged;
   if (!judged)
-    std::printf("too many inconclusive seeds; allowed: 1 in %llu\n",
-                static_cast<unsigned long long>(kJudged));
+    fmt::print("too many inconclusive seeds; allowed: 1 in {}\n", kJudged);
   return bad == 0 && judged ? 0 : 1;
 }

@@ -14,10 +14,9 @@ void StateMemory::begin(int64_t generation, int rank, bool replica) {
 }
 
 void StateMemory::commit(const pb::StateHolding& holding, uint64_t tag) {
-  auto& records =
-      segments_[{holding.generation(), holding.rank(), holding.replica()}];
-  while (records.size() > 1) records.erase(records.begin());
-  records.push_back({holding, tag});
+  begin(holding.generation(), holding.rank(), holding.replica());
+  segments_[{holding.generation(), holding.rank(), holding.replica()}]
+      .push_back({holding, tag});
 }
 
 void StateMemory::forget_before(int64_t generation, int64_t except) {

@@ -35,6 +35,7 @@ inline std::string fence_blob(const std::string& worker, int64_t generation,
 
 struct Cluster::Rank {
   int rank = 0;
+  std::string worker;
   int64_t generation = 0;
   bool alive = true;
   bool stopped = false;     // SIGSTOP

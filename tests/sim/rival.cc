@@ -34,7 +34,7 @@ void Cluster::start_rival() {
 
 void Cluster::end_rival(const std::string& why) {
   if (!rival_) return;
-  trace("the older coordinator ends: " + why);
+  trace("the older coordinator exits with 75: " + why);
   rival_.reset();
 }
 
@@ -61,11 +61,12 @@ std::string Cluster::refuses_rival(const core::Action& action) const {
                       std::holds_alternative<core::AppendMetrics>(action) ||
                       std::holds_alternative<core::EmitEvent>(action);
   if (writes && disk_ != Disk::kWorks) return "its write waits for the disk";
-  if (std::holds_alternative<core::Persist>(action))
-    return "its lock is another file";
+  if (const auto* p = std::get_if<core::Persist>(&action))
+    return p->durable.epoch() < epoch_ ? "the journal has a larger epoch"
+                                       : "its lock is another file";
   return std::holds_alternative<core::AppendMetrics>(action) &&
                  rival_lines_ != metrics_.size()
-             ? "metrics.jsonl has lines of another one"
+             ? "somebody else has written to metrics.jsonl"
              : "";
 }
 
@@ -85,7 +86,8 @@ void Cluster::drive_rival(const core::Input& event) {
     if (const std::string why = refuses_rival(a); !why.empty())
       return end_rival(why);
     if (const auto* m = std::get_if<core::AppendMetrics>(&a)) {
-      trace(fmt::format("step {} by the older coordinator", m->metrics.step()));
+      trace(fmt::format("metrics step {} g{}, by the older coordinator",
+                        m->metrics.step(), m->metrics.generation()));
       check_metrics(m->metrics);
       metrics_.push_back(m->metrics);
       ++rival_lines_;

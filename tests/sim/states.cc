@@ -24,7 +24,7 @@ void Cluster::describe_states(World& world) {
   std::vector<int> classes;
   for (const pb::RankPlace& p : a.ranks()) {
     world.holdings[p.rank()] = make_holding(*table_, a, p.rank(), 0, false);
-    places.push_back({p.worker(), workers_[p.worker()]->host});
+    places.push_back({p.worker(), worker_of(world, p.rank()).host});
     classes.push_back(geometry::replica_group(core::sharding_of(a), p.rank()));
   }
   const auto& e = job_.elastic();
@@ -33,27 +33,37 @@ void Cluster::describe_states(World& world) {
       e.replicate_every() > 0 ? static_cast<int>(e.replicas()) : 0);
 }
 
-Cluster::Rank* Cluster::live_rank(const World& world, int rank) {
-  for (const pb::RankPlace& p : world.assignment.ranks()) {
-    if (p.rank() != rank) continue;
-    Worker& w = *workers_[p.worker()];
-    const auto r = w.ranks.find(rank);
-    if (!w.agent || r == w.ranks.end() || !r->second.alive ||
-        r->second.generation != world.assignment.generation())
-      return nullptr;
-    return &r->second;
-  }
-  return nullptr;
+std::set<std::string> Cluster::hosts_of(const World& world) const {
+  std::set<std::string> hosts;
+  for (const pb::RankPlace& p : world.assignment.ranks())
+    hosts.insert(workers_.at(p.worker())->host);
+  return hosts;
+}
+
+Cluster::Worker& Cluster::worker_of(const World& world, int rank) const {
+  return *workers_.at(world.assignment.ranks(rank).worker());
+}
+
+Cluster::Rank* Cluster::live_rank(const World& world, int rank) const {
+  Worker& w = worker_of(world, rank);
+  const auto r = w.ranks.find(rank);
+  const bool alive = w.agent && r != w.ranks.end() && r->second.alive &&
+                     r->second.generation == world.assignment.generation();
+  return alive ? &r->second : nullptr;
+}
+
+std::vector<Cluster::Rank*> Cluster::ranks_of(const World& world) const {
+  std::vector<Rank*> out;
+  for (const pb::RankPlace& p : world.assignment.ranks())
+    if (Rank* r = live_rank(world, p.rank())) out.push_back(r);
+  return out;
 }
 
 // ----------------------------------------------------------------- restore
 
 void Cluster::restore(int64_t g) {
   World& world = *worlds_[g];
-  if (!intact(world)) {
-    at(50, [this, g] { restore(g); });
-    return;
-  }
+  if (!intact(world)) return at(50, [this, g] { restore(g); });
   const pb::Source& source = world.assignment.source();
   const int64_t step = source.step();
   if (source.kind() == pb::Source::MEMORY) {
@@ -78,13 +88,7 @@ void Cluster::restore(int64_t g) {
       World& x = *worlds_[g];
       Rank* r = live_rank(x, rank);
       if (r == nullptr) return;
-      for (const pb::RankPlace& place : x.assignment.ranks()) {
-        if (place.rank() != rank) continue;
-        pb::StateHolding h = x.holdings[rank];
-        h.set_step(step);
-        workers_[place.worker()]->memory.commit(h, x.tags[step]);
-      }
-      x.own[step].insert(rank);
+      commit_state(x, rank, step);
       r->committed = step;
       replicate(x, rank, step, /*awaited=*/false);
     });
@@ -98,9 +102,7 @@ void Cluster::restore(int64_t g) {
 }
 
 void Cluster::cannot_restore(World& world) {
-  Rank* r = live_rank(world, world.assignment.ranks(0).rank());
-  world.faulted.insert(r->rank);
-  rank_ends(*r, kExitBadSource, 0, 0);
+  rank_fails(*live_rank(world, 0), kExitBadSource, 0, 0);
 }
 
 // Each state of the source must be where the coordinator expects it, unless it
@@ -108,15 +110,13 @@ void Cluster::cannot_restore(World& world) {
 bool Cluster::restore_from_memory(World& world) {
   const pb::Assignment& a = world.assignment;
   const pb::Source& source = a.source();
-  std::set<std::string> hosts;
-  for (const pb::RankPlace& p : a.ranks())
-    hosts.insert(workers_[p.worker()]->host);
+  const std::set<std::string> hosts = hosts_of(world);
   std::set<uint64_t> tags;
   for (const pb::StateHolding& h : source.states()) {
     const Worker& w = *workers_[h.worker()];
     if (!hosts.contains(w.host))
-      violated(fmt::format("step {} is to be read on {}, which has no rank",
-                           h.step(), w.host));
+      violated("step {} is to be read on {}, which has no rank", h.step(),
+               w.host);
     const auto* record = w.memory.find(h.generation(), h.step(), h.rank());
     if (record != nullptr) {
       tags.insert(record->tag);
@@ -125,8 +125,8 @@ bool Cluster::restore_from_memory(World& world) {
     const Start& start = starts_[a.generation()];
     if (!start.lost.contains(w.name) && w.memory_lost_ms < start.ms &&
         loss_ == 0 && w.trouble_until < start.ms)
-      violated(fmt::format("step {} of rank {} is not in the memory of {}",
-                           h.step(), h.rank(), h.worker()));
+      violated("step {} of rank {} is not in the memory of {}", h.step(),
+               h.rank(), h.worker());
     cannot_restore(world);
     return false;
   }
@@ -135,8 +135,8 @@ bool Cluster::restore_from_memory(World& world) {
   world.origin = source.states(0).generation();
   const auto from = worlds_.find(source.states(0).generation());
   if (from == worlds_.end() || !was_complete(*from->second, source.step()))
-    violated(fmt::format("step {} of generation {} was never complete",
-                         source.step(), source.states(0).generation()));
+    violated("step {} of generation {} was never complete", source.step(),
+             source.states(0).generation());
   return true;
 }
 
@@ -170,19 +170,20 @@ void Cluster::begin_updates(World& world, int64_t step) {
                                 static_cast<uint64_t>(step));
 }
 
-void Cluster::commit_rank(int64_t g, int rank, int64_t step,
-                          const pb::StepMetrics& m) {
+void Cluster::commit_state(World& world, int rank, int64_t step) {
+  pb::StateHolding h = world.holdings[rank];
+  h.set_step(step);
+  worker_of(world, rank).memory.commit(h, world.tags[step]);
+  world.own[step].insert(rank);
+}
+
+void Cluster::commit_rank(int64_t g, int rank, int64_t step) {
   World& world = *worlds_[g];
   Rank* r = live_rank(world, rank);
   if (r == nullptr) return;
-  if (publishes_metrics(world, rank)) r->ring.push_back(m);
+  publish(world, *r, step);
   if (!keeps_state()) return report_committed(world, rank, step);
-  pb::StateHolding h = world.holdings[rank];
-  h.set_step(step);
-  for (const pb::RankPlace& p : world.assignment.ranks())
-    if (p.rank() == rank)
-      workers_[p.worker()]->memory.commit(h, world.tags[step]);
-  world.own[step].insert(rank);
+  commit_state(world, rank, step);
   const int64_t every = job_.elastic().replicate_every();
   if (every == 1) return replicate(world, rank, step, /*awaited=*/true);
   report_committed(world, rank, step);
@@ -198,12 +199,10 @@ void Cluster::replicate(World& world, int rank, int64_t step, bool awaited) {
   if (holders.empty() && awaited) report_committed(world, rank, step);
   for (const int holder : holders) {
     const auto memory_of = [this, g, rank, holder]() -> StateMemory* {
-      World& w = *worlds_[g];
-      if (live_rank(w, holder) == nullptr || live_rank(w, rank) == nullptr)
-        return nullptr;
-      for (const pb::RankPlace& p : w.assignment.ranks())
-        if (p.rank() == holder) return &workers_[p.worker()]->memory;
-      return nullptr;
+      const World& w = *worlds_[g];
+      const bool both =
+          live_rank(w, holder) != nullptr && live_rank(w, rank) != nullptr;
+      return both ? &worker_of(w, holder).memory : nullptr;
     };
     const int64_t began = uniform(0, 8);
     at(began, [memory_of, g, rank] {
@@ -241,10 +240,10 @@ void Cluster::end_for_handoff(World& world) {
   const int64_t every = job_.elastic().replicate_every();
   const int64_t g = world.assignment.generation();
   ++stats_.handoffs;
-  for (const pb::RankPlace& p : world.assignment.ranks()) {
+  for (const Rank* alive : ranks_of(world)) {
+    const int rank = alive->rank;
     if (every > 1 && world.step % every != 0)
-      replicate(world, p.rank(), world.step, /*awaited=*/false);
-    const int rank = p.rank();
+      replicate(world, rank, world.step, /*awaited=*/false);
     at(20 + uniform(0, 20), [this, g, rank] {
       if (Rank* r = live_rank(*worlds_[g], rank)) begin_finalize(*r, 0);
     });
@@ -287,34 +286,27 @@ void Cluster::note_safe(int64_t generation, int64_t ms) {
   safe_ms_ = ms;
 }
 
-// Whether the rank publishes metrics: the first rank of each worker does.
-bool Cluster::publishes_metrics(const World& world, int rank) const {
-  const auto& ranks = world.assignment.ranks();
-  const std::string& worker = ranks[rank].worker();
-  return std::none_of(ranks.begin(), ranks.end(), [&](const auto& p) {
-    return p.worker() == worker && p.rank() < rank;
-  });
+// The first rank of each worker publishes the metrics.
+void Cluster::publish(const World& world, Rank& r, int64_t step) {
+  if (workers_.at(r.worker)->ranks.begin()->first != r.rank) return;
+  for (const pb::StepMetrics& m : world.recent)
+    if (m.step() == step) r.ring.push_back(m);
 }
 
 // Whether a live daemon has the metrics of the world's steps.
 bool Cluster::reporter_is_here(const World& world) const {
-  if (!coordinator_) return false;
-  for (const pb::RankPlace& p : world.assignment.ranks()) {
+  return std::ranges::any_of(world.assignment.ranks(), [&](const auto& p) {
     const Worker& w = *workers_.at(p.worker());
-    if (!world.reporters_died.contains(w.name) &&
-        coordinator_->roster().considers_live(w.name, w.incarnation))
-      return true;
-  }
-  return false;
+    return !world.reporters_died.contains(w.name) && considers_live(w);
+  });
 }
 
 void Cluster::check_source(const pb::Durable& d) {
   const pb::Source& s = d.assignment().source();
   if (s.kind() == pb::Source::MEMORY) ++stats_.from_memory;
   if (s.step() < newest_scanned_)
-    violated(fmt::format(
-        "generation {} starts from step {}, a checkpoint has step {}",
-        d.generation(), s.step(), newest_scanned_));
+    violated("generation {} starts from step {}, a checkpoint has step {}",
+             d.generation(), s.step(), newest_scanned_);
   check_lost(d);
   if (s.kind() == pb::Source::MEMORY && !metrics_.empty() &&
       !lost_since_record_)
@@ -336,12 +328,11 @@ void Cluster::check_source_is_there(const pb::Durable& d) {
         status.workers().begin(), status.workers().end(), [&](const auto& s) {
           return s.name() == w.name && s.state() != pb::WorkerStatus::DEAD;
         });
-    if (!taken_for_live || (w.agent && coordinator_->roster().considers_live(
-                                           w.name, w.incarnation)))
+    if (!taken_for_live || (w.agent && considers_live(w)))
       violated(
-          fmt::format("generation {} runs, and step {} of rank {} is "
-                      "known not to be in the memory of {}",
-                      d.generation(), h.step(), h.rank(), w.name));
+          "generation {} runs, and step {} of rank {} is "
+          "known not to be in the memory of {}",
+          d.generation(), h.step(), h.rank(), w.name);
   }
 }
 
@@ -356,9 +347,9 @@ void Cluster::check_branch(const pb::StepMetrics& last, int64_t generation) {
   if (was.contains(last.step()) && is.contains(last.step()) &&
       was.at(last.step()) != is.at(last.step()))
     violated(
-        fmt::format("continues generation {}, which has another step {} "
-                    "than that of generation {} in the record",
-                    generation, last.step(), last.generation()));
+        "continues generation {}, which has another step {} "
+        "than that of generation {} in the record",
+        generation, last.step(), last.generation());
 }
 
 // No finished step is lost while its state is in the memory of live workers:
@@ -374,13 +365,12 @@ void Cluster::check_lost(const pb::Durable& d) {
   if (world == worlds_.end() || forgot_) return;
   const auto& e = job_.elastic();
   const pb::HostFaults& faults = d.host_faults();
-  std::set<std::string> hosts, gone, builds;
+  const std::set<std::string> hosts = hosts_of(*world->second);
+  std::set<std::string> gone, builds;
   for (const pb::RankPlace& p : world->second->assignment.ranks()) {
     const Worker& w = *workers_[p.worker()];
-    hosts.insert(w.host);
-    const bool here = w.told_to_leave.value_or(false) ||
-                      (w.agent && coordinator_->roster().considers_live(
-                                      p.worker(), w.incarnation));
+    const bool here =
+        w.told_to_leave.value_or(false) || (w.agent && considers_live(w));
     const bool may_leave = !w.told_to_leave.value_or(true);
     // No rescue is tried any more where ranks failed that often.
     const bool barred = std::any_of(
@@ -403,13 +393,11 @@ void Cluster::check_lost(const pb::Durable& d) {
   // Ranks of two builds are never mixed: one build may hold all of the state
   // and have too few slots, the other one enough slots and no state.
   for (const auto& [name, w] : workers_)
-    if (w->agent || coordinator_->roster().considers_live(name, w->incarnation))
-      builds.insert(w->build);
+    if (w->agent || considers_live(*w)) builds.insert(w->build);
   if (builds.size() > 1) return;
   if (gone.size() <= may_go)
-    violated(fmt::format("generation {} loses {} finished steps: {}",
-                         d.generation(), lost,
-                         d.assignment().source().reason()));
+    violated("generation {} loses {} finished steps: {}", d.generation(), lost,
+             d.assignment().source().reason());
 }
 
 }  // namespace remesh::sim
