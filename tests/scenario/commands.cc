@@ -3,12 +3,59 @@
 
 #include <algorithm>
 #include <sstream>
+#include <utility>
 
+#include "proto/base/exit_code.h"
 #include "proto/base/text.h"
 #include "tests/scenario/scripted_cluster.h"
 #include "tests/testing/messages.h"
 
 namespace remesh::scenario {
+
+namespace {
+
+constexpr int64_t kNever = int64_t{1} << 60;
+
+pb::Job job_of(const Command& c) {
+  pb::Job job;
+  job.mutable_job()->set_name("scenario");
+  job.mutable_train()->set_steps(c.number("steps", 10));
+  job.mutable_train()->set_global_batch_size(c.number("microbatches", 16));
+  job.mutable_train()->set_local_batch_size(1);
+  job.mutable_checkpoint()->set_interval(c.number("interval", 0));
+  auto* m = job.mutable_model();
+  m->set_n_layers(8);
+  m->set_n_heads(8);
+  m->set_n_kv_heads(8);
+  m->set_hidden_dim(704);
+  m->set_vocab_size(257);
+  auto* p = job.mutable_parallel();
+  p->set_data_parallel_degree(c.number("dp", -1));
+  p->set_tensor_parallel_degree(c.number("tp", 1));
+  p->set_pipeline_parallel_degree(c.number("pp", 1));
+  p->set_context_parallel_degree(c.number("cp", 1));
+  auto* e = job.mutable_elastic();
+  std::istringstream layouts(c.text("layouts", ""));
+  for (std::string l; layouts >> l;) e->add_layouts(l);
+  e->set_min_slots(c.number("min_slots", 1));
+  e->set_max_slots(c.number("max_slots", -1));
+  e->set_join_window_ms(c.number("join_window_ms", 500));
+  e->set_dead_after_ms(c.number("dead_after_ms", 2000));
+  e->set_closed_after_ms(c.number("closed_after_ms", -1));
+  e->set_hang_after_s(c.real("hang_after_s", -1));
+  e->set_max_same_failures(c.number("max_same_failures", 3));
+  e->set_max_failures_without_progress(c.number("max_failures", 10));
+  p->set_zero_stage(c.number("zero", 0));
+  e->set_keep_state(c.number("keep_state", 0) != 0);
+  e->set_replicas(c.number("replicas", 1));
+  e->set_replicate_every(c.number("replicate_every", 1));
+  e->set_rejoin_wait_ms(c.number("rejoin_wait_ms", 3000));
+  return job;
+}
+
+}  // namespace
+
+ScriptedCluster::ScriptedCluster(const Command& job) : Cluster(job_of(job)) {}
 
 const std::map<std::string, ScriptedCluster::Verb>& ScriptedCluster::verbs() {
   using S = ScriptedCluster;
@@ -24,7 +71,8 @@ const std::map<std::string, ScriptedCluster::Verb>& ScriptedCluster::verbs() {
       {"coordinator",
        {&S::coordinator,
         "coordinator [resume] [lost-journal|old-journal]: (re)starts it, on "
-        "its journal, or on the copy that `backup` made"}},
+        "its journal, or on the copy that `backup` made; lost-journal: the "
+        "claim of the checkpoints is lost as well"}},
       {"backup", {&S::backup, "backup: copies the journal"}},
       {"kill-coordinator", {&S::kill_coordinator, "SIGKILL"}},
       {"freeze-coordinator",
@@ -116,9 +164,8 @@ Result<std::string> ScriptedCluster::execute(const Command& c) {
     std::vector<std::string> names;
     for (const auto& [name, verb] : verbs()) names.push_back(name);
     return invalid_argument(
-        fmt::format("line {}: no command '{}'; there are: "
-                    "{}",
-                    c.line, c.name, join(names)));
+        fmt::format("line {}: no command '{}'; there are: {}", c.line, c.name,
+                    join(names)));
   }
   output_.clear();
   const Status s = (this->*it->second.handler)(c);
@@ -127,70 +174,23 @@ Result<std::string> ScriptedCluster::execute(const Command& c) {
   return output_;
 }
 
-// ----------------------------------------------------------------- look-up
-
-Result<ScriptedCluster::Worker*> ScriptedCluster::find_worker(
-    const std::string& name, bool alive) {
-  const auto it = workers_.find(name);
-  if (it == workers_.end() || (alive && !it->second.agent))
-    return not_found(
-        fmt::format("no {}worker '{}'", alive ? "live " : "", name));
-  return &it->second;
-}
-
-Result<std::pair<ScriptedCluster::Worker*, ScriptedCluster::Rank*>>
-ScriptedCluster::find_rank(const std::string& number) {
-  for (auto& [w, r] : world())
-    if (std::to_string(r->rank) == number && r->alive)
-      return std::pair<Worker*, Rank*>(w, r);
-  return not_found(
-      fmt::format("no live rank '{}' of generation {}", number, live_));
-}
-
 // ------------------------------------------------------------- the cluster
 
-Status ScriptedCluster::job(const Command& c) {
-  *this = ScriptedCluster();
-  job_.mutable_job()->set_name("scenario");
-  job_.mutable_train()->set_steps(c.number("steps", 10));
-  job_.mutable_train()->set_global_batch_size(c.number("microbatches", 16));
-  job_.mutable_train()->set_local_batch_size(1);
-  job_.mutable_checkpoint()->set_interval(c.number("interval", 0));
-  auto* m = job_.mutable_model();
-  m->set_n_layers(8);
-  m->set_n_heads(8);
-  m->set_n_kv_heads(8);
-  m->set_hidden_dim(704);
-  m->set_vocab_size(257);
-  auto* p = job_.mutable_parallel();
-  p->set_data_parallel_degree(c.number("dp", -1));
-  p->set_tensor_parallel_degree(c.number("tp", 1));
-  p->set_pipeline_parallel_degree(c.number("pp", 1));
-  p->set_context_parallel_degree(c.number("cp", 1));
-  auto* e = job_.mutable_elastic();
-  std::istringstream layouts(c.text("layouts", ""));
-  for (std::string l; layouts >> l;) e->add_layouts(l);
-  e->set_min_slots(c.number("min_slots", 1));
-  e->set_max_slots(c.number("max_slots", -1));
-  e->set_join_window_ms(c.number("join_window_ms", 500));
-  e->set_dead_after_ms(c.number("dead_after_ms", 2000));
-  e->set_closed_after_ms(c.number("closed_after_ms", -1));
-  e->set_hang_after_s(c.real("hang_after_s", -1));
-  e->set_max_same_failures(c.number("max_same_failures", 3));
-  e->set_max_failures_without_progress(c.number("max_failures", 10));
-  p->set_zero_stage(c.number("zero", 0));
-  e->set_keep_state(c.number("keep_state", 0) != 0);
-  e->set_replicas(c.number("replicas", 1));
-  e->set_replicate_every(c.number("replicate_every", 1));
-  e->set_rejoin_wait_ms(c.number("rejoin_wait_ms", 3000));
-  start_coordinator(false);
+// In a new cluster.
+Status ScriptedCluster::job(const Command&) {
+  start_coordinator();
   return ok_status();
 }
 
 Status ScriptedCluster::coordinator(const Command& c) {
   if (coordinator_) return already_exists("the coordinator runs");
-  if (c.has("lost-journal")) journal_.reset();
+  forgot_ = forgot_ || c.has("lost-journal") || c.has("old-journal");
+  if (c.has("lost-journal")) {
+    journal_.reset();
+    claimed_ = 0;
+  }
   if (c.has("old-journal")) journal_ = backup_;
+  told_.clear();
   start_coordinator(c.has("resume"));
   return ok_status();
 }
@@ -205,93 +205,86 @@ Status ScriptedCluster::kill_coordinator(const Command&) {
   return ok_status();
 }
 
+Status ScriptedCluster::freeze_coordinator(const Command&) {
+  rival_ = std::move(coordinator_);
+  rival_lines_ = lines_;
+  return ok_status();
+}
+
+Status ScriptedCluster::thaw_coordinator(const Command& c) {
+  rival_hears_ = {c.words.begin(), c.words.end()};
+  for (const core::Input& event : std::exchange(rival_mail_, {}))
+    drive_rival(event);
+  drive_rival(core::Tick{});
+  return ok_status();
+}
+
 Status ScriptedCluster::worker(const Command& c) {
   for (const std::string& name : c.words) {
-    Worker& w = workers_[name];
-    if (w.agent) return already_exists("worker " + name + " runs");
-    const uint64_t last = w.incarnation;
-    sim::StateMemory memory = std::move(w.memory);
-    w = Worker{.name = name,
-               .host = c.text("host", "host-" + name),
-               .slots = static_cast<int>(c.number("slots", 1)),
-               .incarnation = last + 1};
-    w.memory = std::move(memory);
-    pb::Report about;
-    about.set_worker(name);
-    about.set_incarnation(w.incarnation);
-    about.set_host(w.host);
-    about.set_pid(1);
-    about.set_slots(w.slots);
-    about.set_cores(2);
-    w.agent = std::make_unique<agent::Agent>(about);
-    tick_worker(w);
+    auto& w = workers_[name];
+    if (w && w->agent) return already_exists("worker " + name + " runs");
+    const auto last = std::exchange(w, std::make_unique<Worker>());
+    if (last) w->incarnation = last->incarnation;
+    if (last) w->memory = std::move(last->memory);
+    w->name = name;
+    w->build = "";  // as in `report`
+    w->host = c.text("host", "host-" + name);
+    w->slots = static_cast<int>(c.number("slots", 1));
+    partitioned_until_.erase(name);
+    said_.erase(name);
+    told_.erase(name);
+    start_worker(*w);
+    tick(*w);
     pump();
   }
   return ok_status();
 }
 
 Status ScriptedCluster::kill(const Command& c) {
-  const bool silent = c.has("silent");
   for (const std::string& name : c.words) {
     if (name == "silent" || name == "memory") continue;
     ASSIGN_OR_RETURN(Worker* const w, find_worker(name, true));
-    w->agent.reset();
-    for (auto& [rank, r] : w->ranks) r.alive = false;
-    if (c.has("memory")) w->memory.clear();
-    if (!silent) drive(core::PeerLost{name});
+    stop_daemon(*w);
+    if (c.has("memory")) lose_memory(*w);
+    if (!c.has("silent")) lose_connection(name);
   }
   return ok_status();
 }
 
 Status ScriptedCluster::network(const Command& c) {
   if (c.words.size() != 2) return invalid_argument("network NAME HOW");
-  ASSIGN_OR_RETURN(Worker* const found, find_worker(c.words[0], false));
-  Worker& w = *found;
+  ASSIGN_OR_RETURN(Worker* const w, find_worker(c.words[0], false));
   const std::string& how = c.words[1];
-  w.held = how == "hold";
-  w.cut = how == "cut" || how == "lost";
-  if (how == "lost") drive(core::PeerLost{w.name});
-  if (how != "ok") return ok_status();
-  auto out = std::move(w.out);
-  auto in = std::move(w.in);
-  w.out.clear();
-  w.in.clear();
-  for (core::Input& e : out) to_coordinator(w, std::move(e));
-  for (agent::Event& e : in) to_worker(w.name, std::move(e));
+  w->held = how == "hold";
+  partitioned_until_[w->name] = how == "cut" || how == "lost" ? kNever : 0;
+  if (how == "lost") lose_connection(w->name);
+  if (how == "ok")
+    for (const auto& deliver : std::exchange(w->undelivered, {})) deliver();
   return ok_status();
 }
 
 Status ScriptedCluster::link(const Command& c) {
   if (c.words.size() != 3) return invalid_argument("link HOST HOST HOW");
-  if (c.words[2] == "cut")
-    cut_links_.insert(std::minmax(c.words[0], c.words[1]));
-  else
-    cut_links_.erase(std::minmax(c.words[0], c.words[1]));
+  const std::pair<std::string, std::string> link =
+      std::minmax(c.words[0], c.words[1]);
+  cut_links_.erase(link);
+  if (c.words[2] == "cut") cut_links_.insert(link);
   return ok_status();
-}
-
-// Whether a message between ranks of the world is lost.
-bool ScriptedCluster::cut_apart() {
-  std::set<std::string> hosts;
-  for (const auto& [w, r] : world()) hosts.insert(w->host);
-  return std::any_of(cut_links_.begin(), cut_links_.end(), [&](auto& link) {
-    return hosts.contains(link.first) && hosts.contains(link.second);
-  });
 }
 
 Status ScriptedCluster::freeze(const Command& c) {
   ASSIGN_OR_RETURN(Worker* const w, find_worker(c.word(0), true));
-  w->frozen = c.words.size() < 2;
-  if (w->frozen) return ok_status();
-  auto in = std::move(w->in);
-  w->in.clear();
-  for (agent::Event& e : in) to_worker(w->name, std::move(e));
+  w->frozen_until = c.words.size() < 2 ? kNever : 0;
+  if (w->frozen_until > now_) return ok_status();
+  for (const agent::Event& e : std::exchange(w->inbox_while_frozen, {}))
+    drive_worker(*w, e);
   return ok_status();
 }
 
 Status ScriptedCluster::term(const Command& c) {
   ASSIGN_OR_RETURN(Worker* const w, find_worker(c.word(0), true));
-  drive(*w, agent::Terminate{});
+  w->terminated = true;
+  drive_worker(*w, agent::Terminate{});
   return ok_status();
 }
 
@@ -307,7 +300,7 @@ Status ScriptedCluster::user(const Command& c) {
   if (!c.words.empty()) command.set_worker(c.words[0]);
   if (!c.words.empty()) command.set_layout(c.words[0]);
   if (!c.words.empty()) command.set_slots(std::atoi(c.words[0].c_str()));
-  drive(core::CommandReceived{1, command});
+  ask(command);
   return ok_status();
 }
 
@@ -318,7 +311,9 @@ Status ScriptedCluster::time(const Command& c) {
   constexpr int64_t kTickMs = 50;
   while (now_ < until) {
     now_ = std::min(until, (now_ / kTickMs + 1) * kTickMs);
-    tick();
+    next_sync_ms_ = now_;
+    if (coordinator_) drive_coordinator(tick_of_disk());
+    tick_all();
   }
   return ok_status();
 }
@@ -329,35 +324,32 @@ Status ScriptedCluster::step(const Command& c) {
   const int64_t n =
       c.words.empty() ? 1 : std::strtoll(c.words[0].c_str(), nullptr, 10);
   for (int64_t i = 0; i < n; ++i) {
-    const auto ranks = world();
-    if (ranks.empty()) return not_found("no ranks");
-    for (const auto& [w, r] : ranks)
-      if (!r->alive || r->stopped || r->stuck || !w->fences.contains(1))
-        return unavailable(fmt::format("rank {} of generation {} cannot step",
-                                       r->rank, live_));
+    if (ranks().empty()) return not_found("no ranks");
+    const World& world = *worlds_.at(live_);
+    if (!world.connected || !intact(world))
+      return unavailable(
+          fmt::format("generation {} cannot make a step", live_));
     now_ += 10;
-    const int64_t step = ranks[0].second->committed + 1;
-    forget_older_states();
-    for (const auto& [w, r] : ranks) commit_step(*w, *r, step);
-    replicate(step);
-    boundary(step);
-    for (auto& [name, w] : workers_) tick_worker(w);
-    pump();
+    finish_step(live_, world.step + 1);
+    tick_all();
   }
   return ok_status();
 }
 
 Status ScriptedCluster::commit(const Command& c) {
-  ASSIGN_OR_RETURN(const auto found, find_rank(c.word(0)));
-  auto [w, r] = found;
+  ASSIGN_OR_RETURN(Rank* const r, find_rank(c.word(0)));
+  World& world = *worlds_.at(live_);
   now_ += 10;
-  forget_older_states();
   const int64_t step = c.number("step", r->committed + 1);
-  if (c.words.size() > 1)
-    commit_state(*w, r->rank, step);
-  else
-    commit_step(*w, *r, step);
-  tick_worker(*w);
+  if (world.step < step) record_step(world, step);
+  for (const Rank* other : ranks())
+    workers_[other->worker]->memory.forget_before(live_);
+  if (keeps_state()) commit_state(world, r->rank, step);
+  if (c.words.size() == 1) {
+    publish(world, *r, step);
+    report_committed(world, r->rank, step);
+  }
+  tick(*workers_[r->worker]);
   return ok_status();
 }
 
@@ -366,18 +358,19 @@ Status ScriptedCluster::rank(const Command& c) {
   if (c.name == "spawn-failed") {
     ASSIGN_OR_RETURN(Worker* const w, find_worker(c.word(0), true));
     w->spawn_error = c.text("error", "no such file");
-    w->spawn_failures = c.number("times", 1);
+    w->failing_spawns = c.number("times", 1);
     return ok_status();
   }
-  ASSIGN_OR_RETURN(const auto found, find_rank(c.word(0)));
-  auto [w, r] = found;
+  ASSIGN_OR_RETURN(Rank* const r, find_rank(c.word(0)));
   const std::string what = c.word(1);
   if (what == "stopped" || what == "continued") r->stopped = what == "stopped";
   if (what == "stuck") r->stuck = true;
   if (!what.empty()) return ok_status();
-  end_rank(*w, *r, static_cast<int>(c.number("exit", 0)),
-           static_cast<int>(c.number("signal", 0)), c.text("error", ""),
-           c.real("time", static_cast<double>(now_) / 1000));
+  if (c.number("exit", 0) == kExitWorld) r->committed = -1;  // not connected
+  r->error = c.text("error", "");
+  r->exit_time = c.real("time", static_cast<double>(now_) / 1000);
+  rank_ends(*r, static_cast<int>(c.number("exit", 0)),
+            static_cast<int>(c.number("signal", 0)), 0);
   return ok_status();
 }
 
@@ -386,24 +379,24 @@ Status ScriptedCluster::disk(const Command& c) {
   if (c.name == "disk") {
     disk_full_ = what == "full";
     if (!disk_full_)
-      for (auto& [w, r] : world()) r->checkpoint_error.clear();
+      for (Rank* r : ranks()) r->checkpoint_error.clear();
     return ok_status();
   }
-  const std::string slow_one = slow_kill_of_;
-  slow_kill_ = what == "slow";
-  slow_kill_of_ = c.word(1);
-  if (slow_kill_) return ok_status();
   for (auto& [name, w] : workers_) {
-    if (!w.agent || (!slow_one.empty() && slow_one != name)) continue;
-    reap_killed(w);
-    drive(w, agent::TornDown{w.generation});
+    if (c.words.size() > 1 && name != c.word(1)) continue;
+    const bool slow =
+        std::exchange(w->kills_wait_until, what == "slow" ? kNever : 0) > 0;
+    if (w->kills_wait_until > 0 || !slow) continue;
+    for (auto& [rank, r] : w->ranks)
+      if (r.alive) rank_ends(r, 0, 9, 0);
+    later(*w, 0, [this](Worker& x) { tear_down(x, x.ranks_generation); });
   }
   return ok_status();
 }
 
 Status ScriptedCluster::room(const Command& c) {
   ASSIGN_OR_RETURN(Worker* const w, find_worker(c.word(0), true));
-  w->room = c.number("bytes", -1);
+  w->room = static_cast<uint64_t>(c.number("bytes", 0));
   return ok_status();
 }
 
@@ -414,18 +407,15 @@ Status ScriptedCluster::scan_result(const Command& c) {
     return ok_status();
   }
   if (c.name == "listing") {
-    listed_.reset();
-    if (c.word(0) == "late") listed_ = checkpoints_;
+    listing_ms_ = c.word(0) == "late" ? now_ : kNever;
     return ok_status();
   }
-  const bool lost = !c.words.empty() && c.words.back() == "lost";
-  for (const std::string& word : c.words) {
-    const int64_t step = std::strtoll(word.c_str(), nullptr, 10);
-    if (lost)
+  for (const std::string& word : c.words)
+    if (const int64_t step = std::strtoll(word.c_str(), nullptr, 10);
+        c.words.back() == "lost")
       checkpoints_.erase(step);
     else
       damaged_.insert(step);
-  }
   return ok_status();
 }
 
@@ -448,7 +438,7 @@ Status ScriptedCluster::report(const Command& c) {
     r.set_coordinator_epoch(static_cast<uint64_t>(c.number("epoch", 0)));
   if (c.number("proven", 0) != 0)
     r.set_proof(core::proof_of("", r.coordinator_epoch(), r.generation()));
-  drive(core::received(r));
+  drive_coordinator(core::received(r));
   return ok_status();
 }
 
@@ -465,7 +455,7 @@ Status ScriptedCluster::directive(const Command& c) {
   if (!pb::Directive::Goal_Parse(c.text("goal", "IDLE"), &goal))
     return invalid_argument("goal: IDLE, PREPARE, RUN, FINISH, ABORT ...");
   d.set_goal(goal);
-  drive(*w, agent::DirectiveReceived{d});
+  drive_worker(*w, agent::DirectiveReceived{d});
   return ok_status();
 }
 
@@ -475,7 +465,7 @@ Status ScriptedCluster::fence(const Command& c) {
     pb::FenceOut f;
     f.set_generation(c.number("generation", live_));
     f.set_index(c.number("index", 0));
-    drive(*w, agent::FenceOutReceived{f});
+    drive_worker(*w, agent::FenceOutReceived{f});
     return ok_status();
   }
   pb::FenceIn f;
@@ -484,7 +474,7 @@ Status ScriptedCluster::fence(const Command& c) {
       c.number("incarnation", static_cast<int64_t>(w->incarnation))));
   f.set_generation(c.number("generation", live_));
   f.set_index(c.number("index", 0));
-  drive(core::received(f));
+  drive_coordinator(core::received(f));
   return ok_status();
 }
 

@@ -6,6 +6,7 @@
 #include <cstdio>
 #include <filesystem>
 #include <fstream>
+#include <memory>
 #include <numeric>
 #include <set>
 #include <sstream>
@@ -27,13 +28,15 @@ class ScenarioTest : public testing::Test {
   void TestBody() override {
     auto blocks = parse_scenario(read_whole(path_));
     ASSERT_TRUE(blocks.ok()) << path_ << ": " << blocks.status().to_string();
-    ScriptedCluster cluster;
+    auto cluster = std::make_unique<ScriptedCluster>(Command());
     Shortener shortener;
     std::vector<std::string> outputs;
     for (const Block& block : *blocks) {
       std::string output;
       for (const Command& command : block.commands) {
-        auto said = cluster.execute(command);
+        if (command.name == "job")
+          cluster = std::make_unique<ScriptedCluster>(command);
+        auto said = cluster->execute(command);
         output +=
             said.ok() ? *said : "error: " + said.status().to_string() + "\n";
       }

@@ -84,12 +84,26 @@ Cluster::Cluster(const SimOptions& options)
     max_batch_ms_ = batch_random_.below(2) == 0 ? 1 : 10;
 }
 
+Cluster::Cluster(pb::Job job) : scripted_(true), job_(std::move(job)) {
+  table_ = geometry::ParamTable::make(core::shape_of(job_)->model);
+  chain_.push_back(hash64("initial weights"));
+  faults_on_ = false;
+}
+
 Cluster::~Cluster() = default;
 
 void Cluster::at(int64_t delay_ms, std::function<void()> what) {
   queue_.push_back(
       {now_ + std::max<int64_t>(0, delay_ms), ++order_, std::move(what)});
   std::push_heap(queue_.begin(), queue_.end());
+}
+
+void Cluster::takes(int64_t ms, const std::function<void()>& what) {
+  scripted_ ? what() : at(ms, what);
+}
+
+void Cluster::by_itself(int64_t delay_ms, const std::function<void()>& what) {
+  if (!scripted_) at(delay_ms, what);
 }
 
 void Cluster::later(const Worker& w, int64_t delay_ms,
@@ -157,7 +171,7 @@ void Cluster::step_once() {
   std::pop_heap(queue_.begin(), queue_.end());
   const Timed next = std::move(queue_.back());
   queue_.pop_back();
-  now_ = next.when;
+  now_ = std::max(now_, next.when);  // a script lets it pass
   next.what();
 }
 
@@ -204,14 +218,15 @@ void Cluster::start_coordinator(bool resume) {
       o.first_steps.push_back({m.generation(), m.step()});
   o.restored = journal_;
   o.resume = resuming_;
-  o.epoch_floor = 1 + static_cast<uint64_t>(now_ / 1000);
+  o.epoch_floor = (scripted_ ? 1000 : 1) + static_cast<uint64_t>(now_ / 1000);
   // Epochs start from the time, so none is repeated after an old journal.
   if (forgot_ && journal_) o.epoch_floor = epoch_ + 1;
   // It starts on another host, or its clock has been set.
-  o.unix_offset_s =
-      1e6 + static_cast<double>(
-                hash64(fmt::format("{} {}", options_.seed, coordinator_life_)) %
-                7200);
+  if (!scripted_)
+    o.unix_offset_s =
+        1e6 + static_cast<double>(hash64(fmt::format("{} {}", options_.seed,
+                                                     coordinator_life_)) %
+                                  7200);
   told_saved_ = journal_ ? journal_->saved_step() : 0;
   lines_ = metrics_.size();
   coordinator_frozen_until_ = 0;
@@ -228,11 +243,13 @@ void Cluster::start_coordinator(bool resume) {
   settling_ = false;
   trace("coordinator starts");
   for (const core::Action& a : coordinator_->start(now_)) {
+    note(a);
     add_to_digest(a);
     do_action(a);
     if (coordinator_life_ != life || !coordinator_) return;
   }
-  at(uniform(0, kCoordinatorTickMs), [this, life] { coordinator_tick(life); });
+  by_itself(uniform(0, kCoordinatorTickMs),
+            [this, life] { coordinator_tick(life); });
 }
 
 void Cluster::crash_coordinator() {
@@ -303,6 +320,7 @@ void Cluster::coordinator_tick(uint64_t life) {
 }
 
 void Cluster::drive_coordinator(const core::Input& event) {
+  if (!coordinator_ && rival_) rival_mail_.push_back(event);
   if (!coordinator_) return;
   const bool waits = waits_to_settle(event);
   const auto actions =
@@ -342,6 +360,7 @@ void Cluster::settle(uint64_t life) {
 void Cluster::perform(const std::vector<core::Action>& actions) {
   const uint64_t life = coordinator_life_;
   for (const core::Action& a : actions) {
+    note(a);
     if (const auto* e = std::get_if<core::EmitEvent>(&a);
         e != nullptr && e->record.event() == events::kReportRefused.name)
       trace("event " + e->record.ShortDebugString());
@@ -367,7 +386,13 @@ core::CheckpointsScanned Cluster::scan() {
                                 ? now_ - later_random_.uniform(0, 3000)
                                 : now_;
   for (const auto& [step, saved] : checkpoints_) {
-    if (saved.ms > listed_ms && step <= told_saved_) continue;
+    if (saved.ms > listing_ms_ || (saved.ms > listed_ms && step <= told_saved_))
+      continue;
+    if (damaged_.contains(step)) {
+      s.invalid.push_back(fmt::format("step-{}: checksum differs", step));
+      s.invalid_steps.push_back(step);
+      continue;
+    }
     s.valid.push_back({.step = step,
                        .generation = saved.generation,
                        .path = fmt::format("step-{}", step),
@@ -384,6 +409,8 @@ void Cluster::do_action(const core::Action& action) {
     decided_ = p->durable;
     write([this, d = p->durable] { put_into_journal(d); });
   } else if (const auto* s = std::get_if<core::SendDirective>(&action)) {
+    // A script may report a worker that does not exist.
+    if (!workers_.contains(s->directive.worker())) return;
     check_directive(s->directive);
     pb::Directive directive = s->with_assignment();
     if (options_.reword) for_each_sentence(&directive, reworded);
@@ -415,8 +442,8 @@ void Cluster::do_action(const core::Action& action) {
     then([this, exit = *x] {
       trace("coordinator exits " + exit.message);
       if (journal_->phase() == pb::Durable::STOPPED) {
-        at(uniform(0, 3000),
-           [this] { when_disk_answers([this] { resume(); }); });
+        by_itself(uniform(0, 3000),
+                  [this] { when_disk_answers([this] { resume(); }); });
       } else {
         done_ = true;
         exit_code_ = exit.code;
@@ -450,6 +477,10 @@ bool Cluster::network_eats() { return faults_on_ && chance(loss_); }
 // From or to the worker.
 void Cluster::send(const std::string& worker, bool lost,
                    std::function<void()> arrives) {
+  if (const auto w = workers_.find(worker);
+      w != workers_.end() && w->second->held)
+    return w->second->undelivered.push_back(
+        [=, this] { send(worker, lost, arrives); });
   const int copies = faults_on_ && chance(duplicate_) ? 2 : 1;
   for (int i = 0; i < copies; ++i) {
     if (network_eats() || partitioned_until_[worker] > now_ || lost) continue;
@@ -460,7 +491,7 @@ void Cluster::send(const std::string& worker, bool lost,
 
 void Cluster::deliver_to_coordinator(const std::string& from,
                                      const core::Input& event) {
-  if (partitioned_until_[from] <= now_) tell_rival(event);
+  if (partitioned_until_[from] <= now_) tell_rival(from, event);
   send(from, mute_until_[from] > now_ || reconnected_at_[from] > now_,
        [this, from, event] { arrive(from, event); });
 }
@@ -530,10 +561,10 @@ void Cluster::start_worker(Worker& w) {
   pb::Report about;
   about.set_worker(w.name);
   w.told_to_leave.reset();
-  w.incarnation = new_incarnation(w);
+  w.incarnation = scripted_ ? w.incarnation + 1 : new_incarnation(w);
   about.set_incarnation(w.incarnation);
   about.set_host(w.host);
-  about.set_host_id(hash64(w.host));
+  if (!scripted_) about.set_host_id(hash64(w.host));
   upgrade(w);
   about.set_build(builds_[{w.name, w.incarnation}] = w.build);
   about.set_slots(w.slots);
@@ -548,7 +579,7 @@ void Cluster::start_worker(Worker& w) {
   note_trouble(w, now_);
   w.inbox_while_frozen.clear();
   trace("worker " + w.name + " starts");
-  later(w, 0, [this](Worker& x) { worker_tick(x); });
+  if (!scripted_) later(w, 0, [this](Worker& x) { worker_tick(x); });
 }
 
 // Its ranks die with it (PR_SET_PDEATHSIG).
@@ -604,8 +635,8 @@ void Cluster::tick(Worker& w) {
         ++r.progress;
       tick.samples.push_back(sample(r));
     }
-  if (calm_)
-    tick.state_room = uint64_t{1} << (bad_of(w.host) == Bad::kSmall ? 20 : 40);
+  if (calm_) w.room = uint64_t{1} << (bad_of(w.host) == Bad::kSmall ? 20 : 40);
+  tick.state_room = w.room;
   drive_worker(w, tick);
 }
 
@@ -613,7 +644,7 @@ agent::RankSample Cluster::sample(Rank& r) {
   agent::RankSample s;
   s.status.set_rank(r.rank);
   s.status.set_phase(pb::RankStatus::STARTING);
-  s.status.set_step(r.step);
+  s.status.set_step(scripted_ ? r.committed + 1 : r.step);
   s.status.set_committed_step(r.committed);
   s.status.set_progress(r.progress);
   s.status.set_checkpoint_step(r.checkpoint);
@@ -625,6 +656,12 @@ agent::RankSample Cluster::sample(Rank& r) {
   if (r.finalizing) s.status.set_phase(pb::RankStatus::STOPPING);
   if (cut_apart(world)) s.status.set_waits(true);
   if (world.hangs) s.status.set_waits(all_wait_ || !r.stuck);
+  // Random faults have no words.
+  if (scripted_ && !r.error.empty()) s.status.set_error(r.error);
+  if (scripted_ && !r.checkpoint_error.empty()) {
+    s.status.set_checkpoint_error(r.checkpoint_error);
+    s.status.set_checkpoint_code(code_name(Code::kExhausted));
+  }
   s.steps = std::move(r.ring);
   r.ring.clear();
   return s;
@@ -651,6 +688,7 @@ void Cluster::drive_worker(Worker& w, const agent::Event& event) {
 }
 
 void Cluster::do_action(Worker& w, const agent::Action& action) {
+  note(w, action);
   if (const auto* s = std::get_if<agent::Send>(&action)) {
     core::MessageReceived out{s->message};
     if (out.message.has_report()) {
@@ -693,7 +731,7 @@ void Cluster::do_action(Worker& w, const agent::Action& action) {
                        asked.job, asked.generation, x.memory.inventory(), {}});
     });
   } else if (std::holds_alternative<agent::MeasureHardware>(action)) {
-    measure_hardware(w);
+    if (!scripted_) measure_hardware(w);
   } else if (const auto* e = std::get_if<agent::Exit>(&action)) {
     trace("worker " + w.name + " exits: " + e->message);
     if (e->states != agent::States::kKept) {
@@ -703,6 +741,7 @@ void Cluster::do_action(Worker& w, const agent::Action& action) {
     note_trouble(w, now_);
     stop_daemon(w);
     w.left = true;
+    if (scripted_) at(0, [this, name = w.name] { lose_connection(name); });
     if (chance(0.7)) lose_connection(w.name);
   }
 }

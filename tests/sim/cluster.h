@@ -1,4 +1,6 @@
-// Cluster: a complete remesh cluster in one thread, from a seed.
+// Cluster: a complete remesh cluster in one thread, with one of two drivers:
+// run() makes what happens from a seed, and ScriptedCluster (tests/scenario)
+// obeys a text.
 //
 // The cores of coordinator and agent are real; everything around them is
 // simulated: clocks; a network that loses, delays, duplicates and reorders
@@ -26,6 +28,7 @@
 #include <cstdint>
 #include <deque>
 #include <functional>
+#include <limits>
 #include <map>
 #include <memory>
 #include <optional>
@@ -79,14 +82,24 @@ struct SimStats {
 class Cluster {
  public:
   explicit Cluster(const SimOptions& options);
-  ~Cluster();
+  virtual ~Cluster();
   std::string run();
   const SimStats& stats() const { return stats_; }
 
- private:
+ protected:
+  // For a script: nothing fails, takes time or happens by itself unless the
+  // script says so.
+  explicit Cluster(pb::Job job);
+
   struct Worker;
   struct World;
   struct Rank;
+  // What a script sees: each action before it takes effect, and sentences
+  // about the ranks and about an older coordinator.
+  virtual void note(const core::Action&) {}
+  virtual void note(const Worker&, const agent::Action&) {}
+  virtual void say(const std::string& line) { trace(line); }
+
   enum class Bad {
     kNone,
     kSpawn,
@@ -105,6 +118,10 @@ class Cluster {
   void step_once();
   void check_leftovers();
   void at(int64_t delay_ms, std::function<void()> what);
+  // The same for the work of ranks, which takes no time in a script.
+  void takes(int64_t ms, const std::function<void()>& what);
+  // The same, but never in a script.
+  void by_itself(int64_t delay_ms, const std::function<void()>& what);
   // Unless the worker has ended meanwhile.
   void later(const Worker& w, int64_t delay_ms,
              const std::function<void(Worker&)>& what);
@@ -132,7 +149,7 @@ class Cluster {
   void start_rival();
   void end_rival(const std::string& why);
   void rival_tick();
-  void tell_rival(const core::Input& event);
+  void tell_rival(const std::string& from, const core::Input& event);
   std::string refuses_rival(const core::Action& action) const;
   bool finds_lines_of_rival();
   void drive_rival(const core::Input& event);
@@ -203,12 +220,13 @@ class Cluster {
   void describe_states(World& world);
   void restore(int64_t generation);
   bool restore_from_memory(World& world);
-  void cannot_restore(World& world);
+  void cannot_restore(World& world, const std::string& why);
   bool was_complete(const World& world, int64_t step) const;
   std::set<std::string> hosts_of(const World& world) const;
   Worker& worker_of(const World& world, int rank) const;
   Rank* live_rank(const World& world, int rank) const;
   std::vector<Rank*> ranks_of(const World& world) const;  // that live
+  void ranks_say(const World& world, const std::string& what);
   void begin_updates(World& world, int64_t step);
   void commit_rank(int64_t generation, int rank, int64_t step);
   void commit_state(World& world, int rank, int64_t step);
@@ -309,6 +327,7 @@ class Cluster {
         fmt::format(format, std::forward<T>(first), std::forward<Ts>(rest)...));
   }
 
+  const bool scripted_ = false;
   SimOptions options_;
   SimStats stats_;
   Random random_;
@@ -362,7 +381,7 @@ class Cluster {
   bool repaired_ = false;  // when the faults stop
   // In others the ranks of two hosts can no longer reach each other.
   std::pair<std::string, std::string> bad_link_;
-  bool link_is_cut_ = false;
+  std::set<std::pair<std::string, std::string>> cut_links_;
   int64_t hangs_ = 0;
   std::map<std::string, int64_t> joined_ms_;  // by host
   int64_t finishing_ms_ = 0;
@@ -420,7 +439,10 @@ class Cluster {
     int64_t ms = 0;  // when it was committed
   };
   std::map<int64_t, Saved> checkpoints_;
-  int64_t claimed_ = 0;  // the generation that claimed their folder
+  int64_t claimed_ = 0;        // the generation that claimed their folder
+  std::set<int64_t> damaged_;  // of them
+  int64_t listing_ms_ = std::numeric_limits<int64_t>::max();  // newest they are
+  std::set<std::pair<std::string, int64_t>> spoiled_;         // in whose memory
   std::vector<uint64_t> chain_;
 
   std::unique_ptr<core::Coordinator> coordinator_;
@@ -433,6 +455,8 @@ class Cluster {
   size_t rival_lines_ = 0;
   int64_t rival_frozen_until_ = 0;
   int64_t rival_ends_ms_ = 0;
+  std::vector<core::Input> rival_mail_;  // while there was no other one
+  std::set<std::string> rival_hears_;    // these workers for certain
   int64_t coordinator_frozen_until_ = 0;
   bool done_ = false;
   int exit_code_ = -1;

@@ -89,7 +89,7 @@ void Cluster::cut_link_at(int64_t delay_ms) {
   at(delay_ms, [this] {
     trace("the link between " + bad_link_.first + " and " + bad_link_.second +
           " is cut");
-    link_is_cut_ = true;
+    cut_links_.insert(bad_link_);
     for (auto& [g, world] : worlds_)
       world->stalled = world->stalled || cut_apart(*world);
   });
@@ -149,9 +149,11 @@ void Cluster::check_link_search(const pb::EventRecord& e) {
 
 // Whether some ranks of the world cannot reach each other.
 bool Cluster::cut_apart(const World& world) const {
-  if (!link_is_cut_) return false;
+  if (cut_links_.empty()) return false;
   const std::set<std::string> hosts = hosts_of(world);
-  return hosts.contains(bad_link_.first) && hosts.contains(bad_link_.second);
+  return std::ranges::any_of(cut_links_, [&](const auto& link) {
+    return hosts.contains(link.first) && hosts.contains(link.second);
+  });
 }
 
 // Whether the worker's ranks end before they can connect.

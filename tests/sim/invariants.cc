@@ -212,7 +212,7 @@ void Cluster::check_persist(const pb::Durable& d) {
       inconclusive_ = true;
       return;
     }
-    const bool fresh = !assignments_.contains(g) &&
+    const bool fresh = !scripted_ && !assignments_.contains(g) &&
                        (!decided_ || decided_->assignment().generation() != g);
     if (fresh) check_saved_is_used(d);
     if (fresh && keeps_state()) check_source(d);
@@ -354,6 +354,8 @@ void Cluster::check_event(const pb::EventRecord& e) {
     violated("event {}: not in proto/rundir/events.inc: {}", e.event(), fields);
   if (e.event() == "change_put_off" || e.event() == "stop_declined")
     put_off_.insert(e.generation());
+  // What follows knows the faults of run().
+  if (scripted_) return;
   if (e.event() == "metrics_gap") {
     // Allowed only if all daemons that knew the metrics are dead or cut off.
     if (!keeps_state() ||

@@ -158,6 +158,7 @@ void Cluster::note_impostor(const pb::Report& r) {
 
 // A worker contributes when all its ranks have entered the fence.
 void Cluster::begin_finalize(Rank& r, int64_t delay_ms) {
+  if (scripted_) return rank_ends(r, 0, 0, delay_ms);  // without the fence
   const int64_t g = r.generation;
   const int rank = r.rank;
   later(*workers_.at(r.worker), delay_ms, [this, g, rank](Worker& x) {

@@ -44,23 +44,18 @@ const StateMemory::Record* StateMemory::find(int64_t generation, int64_t step,
   return nullptr;
 }
 
-geometry::Sharding trainer_sharding(const pb::Assignment& assignment) {
-  const auto s = core::full_sharding_of(assignment);
-  CHECK(s.ok());
-  return *s;
-}
-
 pb::StateHolding make_holding(const geometry::ParamTable& table,
                               const pb::Assignment& a, int rank, int64_t step,
                               bool replica) {
-  const geometry::Sharding sharding = trainer_sharding(a);
-  const auto shard = geometry::make_rank_shard(table, sharding, rank);
+  const auto sharding = core::full_sharding_of(a);
+  CHECK(sharding.ok());
+  const auto shard = geometry::make_rank_shard(table, *sharding, rank);
   CHECK(shard.ok());
   pb::StateHolding h;
   h.set_step(step);
   h.set_generation(a.generation());
   h.set_rank(rank);
-  *h.mutable_sharding() = manifest::sharding_info(sharding);
+  *h.mutable_sharding() = manifest::sharding_info(*sharding);
   h.set_model(geometry::model_id(table));
   h.set_elements(shard->zero.state_elements());
   h.set_tokens(step * 1000);

@@ -10,7 +10,6 @@
 #include <vector>
 
 #include "parallel/geometry/param_table.h"
-#include "parallel/geometry/sharding.h"
 #include "proto/control.pb.h"
 
 namespace remesh::sim {
@@ -39,9 +38,6 @@ class StateMemory {
   // By generation, rank and whether it is a replica; the older record first.
   std::map<std::tuple<int64_t, int, bool>, std::vector<Record>> segments_;
 };
-
-// How the trainer shards the state over the ranks of an assignment.
-geometry::Sharding trainer_sharding(const pb::Assignment& assignment);
 
 // A rank's record, as its worker reports it. `table` is the job's.
 pb::StateHolding make_holding(const geometry::ParamTable& table,

@@ -1,4 +1,4 @@
-// The simulated processes. Private to the simulator's source files.
+// The simulated processes. Private to the source files of both drivers.
 #pragma once
 
 #include <fmt/format.h>
@@ -51,6 +51,9 @@ struct Cluster::Rank {
   int64_t save_request = 0;
   int exit_code = 0;
   int signal = 0;
+  double exit_time = 0;          // 0: when it is reaped
+  std::string error;             // why it ended
+  std::string checkpoint_error;  // of its newest save
   std::vector<pb::StepMetrics> ring;
 };
 
@@ -68,8 +71,13 @@ struct Cluster::Worker {
   int64_t frozen_until = 0;
   int64_t trouble_until = 0;  // frozen, cut off or dead at some time until then
   std::vector<agent::Event> inbox_while_frozen;
+  bool held = false;  // its messages are delayed until a script says so
+  std::vector<std::function<void()>> undelivered;
   std::map<int, Rank> ranks;  // of the generation spawned last
   int64_t ranks_generation = 0;
+  std::optional<uint64_t> room;  // free shared memory, if it says so
+  int64_t failing_spawns = 0;    // the next ones fail, with this error
+  std::string spawn_error = "no such file";
   std::set<int64_t> spawned;    // in this incarnation
   std::set<int64_t> torn_down;  // in this incarnation
   uint64_t epoch_seen = 0;      // in this incarnation

@@ -34,7 +34,7 @@ void Cluster::start_rival() {
 
 void Cluster::end_rival(const std::string& why) {
   if (!rival_) return;
-  trace("the older coordinator exits with 75: " + why);
+  say("the older coordinator exits with 75: " + why);
   rival_.reset();
 }
 
@@ -47,8 +47,9 @@ void Cluster::rival_tick() {
 
 // Some reports still reach it: workers switch to the newer one at different
 // times.
-void Cluster::tell_rival(const core::Input& event) {
-  if (!rival_ || !later_random_.chance(0.5)) return;
+void Cluster::tell_rival(const std::string& from, const core::Input& event) {
+  if (!rival_ || !(rival_hears_.contains(from) || later_random_.chance(0.5)))
+    return;
   at(std::max<int64_t>(rival_frozen_until_ - now_, 0) +
          later_random_.uniform(0, 5),
      [this, event] { drive_rival(event); });
@@ -86,8 +87,8 @@ void Cluster::drive_rival(const core::Input& event) {
     if (const std::string why = refuses_rival(a); !why.empty())
       return end_rival(why);
     if (const auto* m = std::get_if<core::AppendMetrics>(&a)) {
-      trace(fmt::format("metrics step {} g{}, by the older coordinator",
-                        m->metrics.step(), m->metrics.generation()));
+      say(fmt::format("metrics step {} g{}, by the older coordinator",
+                      m->metrics.step(), m->metrics.generation()));
       check_metrics(m->metrics);
       metrics_.push_back(m->metrics);
       ++rival_lines_;

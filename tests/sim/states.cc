@@ -44,6 +44,10 @@ Cluster::Worker& Cluster::worker_of(const World& world, int rank) const {
   return *workers_.at(world.assignment.ranks(rank).worker());
 }
 
+void Cluster::ranks_say(const World& world, const std::string& what) {
+  say(fmt::format("ranks of g{} {}", world.assignment.generation(), what));
+}
+
 Cluster::Rank* Cluster::live_rank(const World& world, int rank) const {
   Worker& w = worker_of(world, rank);
   const auto r = w.ranks.find(rank);
@@ -74,7 +78,7 @@ void Cluster::restore(int64_t g) {
     world.tags[step] = c->second.tag;
   } else {
     // Removed meanwhile by ranks that are cut off and keep saving.
-    return cannot_restore(world);
+    return cannot_restore(world, fmt::format("step-{}: removed", step));
   }
   // States that are not read are removed to make room. With other faults they
   // must stay.
@@ -84,7 +88,7 @@ void Cluster::restore(int64_t g) {
     if (calm_) workers_[p.worker()]->memory.forget_before(g, read);
   for (const pb::RankPlace& p : world.assignment.ranks()) {
     const int rank = p.rank();
-    at(uniform(0, 20), [this, g, rank, step] {
+    takes(uniform(0, 20), [this, g, rank, step] {
       World& x = *worlds_[g];
       Rank* r = live_rank(x, rank);
       if (r == nullptr) return;
@@ -93,7 +97,7 @@ void Cluster::restore(int64_t g) {
       replicate(x, rank, step, /*awaited=*/false);
     });
   }
-  at(kRestoredMs, [this, g, step] {
+  takes(kRestoredMs, [this, g, step] {
     if (step < job_.train().steps())
       schedule_step(*worlds_[g]);
     else
@@ -101,8 +105,10 @@ void Cluster::restore(int64_t g) {
   });
 }
 
-void Cluster::cannot_restore(World& world) {
-  rank_fails(*live_rank(world, 0), kExitBadSource, 0, 0);
+void Cluster::cannot_restore(World& world, const std::string& why) {
+  Rank* r = live_rank(world, 0);
+  r->error = why;
+  rank_fails(*r, kExitBadSource, 0, 0);
 }
 
 // Each state of the source must be where the coordinator expects it, unless it
@@ -118,16 +124,20 @@ bool Cluster::restore_from_memory(World& world) {
       violated("step {} is to be read on {}, which has no rank", h.step(),
                w.host);
     const auto* record = w.memory.find(h.generation(), h.step(), h.rank());
-    if (record != nullptr) {
+    const bool spoiled = spoiled_.contains({h.worker(), h.step()});
+    if (record != nullptr && !spoiled) {
       tags.insert(record->tag);
       continue;
     }
     const Start& start = starts_[a.generation()];
-    if (!start.lost.contains(w.name) && w.memory_lost_ms < start.ms &&
-        loss_ == 0 && w.trouble_until < start.ms)
+    if (record == nullptr && !start.lost.contains(w.name) &&
+        w.memory_lost_ms < start.ms && loss_ == 0 && w.trouble_until < start.ms)
       violated("step {} of rank {} is not in the memory of {}", h.step(),
                h.rank(), h.worker());
-    cannot_restore(world);
+    cannot_restore(
+        world,
+        fmt::format("step {} of rank {} on {} {}", h.step(), h.rank(), w.name,
+                    record != nullptr ? "does not verify" : "is not there"));
     return false;
   }
   if (tags.size() != 1) violated("states of two branches were combined");
@@ -205,10 +215,10 @@ void Cluster::replicate(World& world, int rank, int64_t step, bool awaited) {
       return both ? &worker_of(w, holder).memory : nullptr;
     };
     const int64_t began = uniform(0, 8);
-    at(began, [memory_of, g, rank] {
+    takes(began, [memory_of, g, rank] {
       if (StateMemory* m = memory_of()) m->begin(g, rank, true);
     });
-    at(began + uniform(0, 8), [this, memory_of, g, rank, step, awaited] {
+    takes(began + uniform(0, 8), [this, memory_of, g, rank, step, awaited] {
       StateMemory* m = memory_of();
       if (m == nullptr) return;
       World& w = *worlds_[g];
@@ -240,11 +250,12 @@ void Cluster::end_for_handoff(World& world) {
   const int64_t every = job_.elastic().replicate_every();
   const int64_t g = world.assignment.generation();
   ++stats_.handoffs;
+  ranks_say(world, fmt::format("end for a handoff after step {}", world.step));
   for (const Rank* alive : ranks_of(world)) {
     const int rank = alive->rank;
     if (every > 1 && world.step % every != 0)
       replicate(world, rank, world.step, /*awaited=*/false);
-    at(20 + uniform(0, 20), [this, g, rank] {
+    takes(20 + uniform(0, 20), [this, g, rank] {
       if (Rank* r = live_rank(*worlds_[g], rank)) begin_finalize(*r, 0);
     });
   }

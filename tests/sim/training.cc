@@ -12,6 +12,11 @@
 #include "tests/sim/sentences.h"
 
 namespace remesh::sim {
+namespace {
+
+constexpr const char* kNoSpace = "no space left on device";
+
+}  // namespace
 
 uint64_t Cluster::chain(int64_t step) {
   while (static_cast<int64_t>(chain_.size()) <= step)
@@ -21,6 +26,8 @@ uint64_t Cluster::chain(int64_t step) {
 
 // Whether a larger mesh is faster is chance, so that all changes are tried.
 double Cluster::step_seconds(const pb::Mesh& mesh) const {
+  constexpr double kScriptedS = 0.01;
+  if (scripted_) return kScriptedS;
   constexpr double kLeastS = 0.05;
   constexpr uint64_t kMostTimes = 16;
   return kLeastS *
@@ -41,7 +48,8 @@ void Cluster::spawn(Worker& w, const pb::Assignment& a) {
   if (assignments_[g] != without_sentences(a))
     violated("{} spawns another generation {} than planned", w.name, g);
   auto& world = worlds_[g];
-  if (!world) {
+  // The number may be used again once the journal is lost.
+  if (!world || bytes_of(world->assignment) != bytes_of(a)) {
     world = std::make_unique<World>();
     world->assignment = a;
     world->began_ms = now_ - kTroubleSlackMs;
@@ -52,7 +60,7 @@ void Cluster::spawn(Worker& w, const pb::Assignment& a) {
   }
   w.ranks.clear();
   w.ranks_generation = g;
-  if ((faults_on_ && chance(0.02) && !calm_) ||
+  if (w.failing_spawns > 0 || (faults_on_ && chance(0.02) && !calm_) ||
       bad_of(w.host, w.name) == Bad::kSpawn)
     return spawn_fails(w, *world);
   for (const pb::RankPlace& p : a.ranks()) {
@@ -78,9 +86,10 @@ void Cluster::spawn(Worker& w, const pb::Assignment& a) {
 void Cluster::spawn_fails(Worker& w, World& world) {
   for (const pb::RankPlace& p : world.assignment.ranks())
     if (p.worker() == w.name) world.faulted.insert(p.rank());
+  if (w.failing_spawns > 0) --w.failing_spawns;
   const int64_t g = world.assignment.generation();
   later(w, uniform(0, 5), [this, g](Worker& x) {
-    drive_worker(x, agent::SpawnFailed{g, -1, "no such file"});
+    drive_worker(x, agent::SpawnFailed{g, -1, x.spawn_error});
   });
 }
 
@@ -95,6 +104,8 @@ void Cluster::rank_ends(Rank& r, int code, int signal, int64_t delay_ms) {
     reap(w, g, rank);
   };
   Worker& w = *workers_.at(r.worker);
+  // In a script, too, a signal arrives after what is under way.
+  if (scripted_ && signal == 0) return end(w);
   later(w, delay_ms, end);
 }
 
@@ -115,7 +126,9 @@ void Cluster::reap(Worker& w, int64_t g, int rank) {
                       .rank = rank,
                       .exit_code = r.exit_code,
                       .signal = r.signal,
-                      .exit_time = static_cast<double>(time_on(w)) / 1000,
+                      .exit_time = r.exit_time > 0
+                                       ? r.exit_time
+                                       : static_cast<double>(time_on(w)) / 1000,
                       .last_log = "",
                       .sample = sample(r)};
   drive_worker(w, e);
@@ -130,27 +143,28 @@ bool Cluster::intact(const World& world) const {
 }
 
 void Cluster::maybe_connect(World& world) {
-  if (world.connected || !intact(world)) return;
+  if (world.connected) return;
   for (const pb::RankPlace& p : world.assignment.ranks())
     if (!world.fences_done[p.worker()].contains(1)) return;
+  if (cut_apart(world)) ranks_say(world, "cannot connect");
+  if (!intact(world)) return;
   world.connected = true;
   claimed_ = std::max(claimed_, world.assignment.generation());
   const pb::Source& source = world.assignment.source();
   if (const auto c = checkpoints_.find(source.step());
       source.kind() == pb::Source::CHECKPOINT && c != checkpoints_.end())
     world.origin = c->second.generation;
-  trace(
-      fmt::format("generation {} is connected", world.assignment.generation()));
+  ranks_say(world, "are connected");
   if (!keeps_state()) return schedule_step(world);
   const int64_t g = world.assignment.generation();
-  at(uniform(0, 30), [this, g] { restore(g); });
+  takes(uniform(0, 30), [this, g] { restore(g); });
 }
 
 void Cluster::schedule_step(World& world) {
   const int64_t g = world.assignment.generation();
   const int64_t step = world.step + 1;
   end_badly(world);
-  at(uniform(20, 80), [this, g, step] { finish_step(g, step); });
+  by_itself(uniform(20, 80), [this, g, step] { finish_step(g, step); });
 }
 
 void Cluster::finish_step(int64_t g, int64_t step) {
@@ -170,9 +184,10 @@ void Cluster::finish_step(int64_t g, int64_t step) {
   // Ranks commit one after another.
   for (const pb::RankPlace& p : world.assignment.ranks()) {
     const int rank = p.rank();
-    at(uniform(0, 10), [this, g, rank, step] { commit_rank(g, rank, step); });
+    takes(uniform(0, 10),
+          [this, g, rank, step] { commit_rank(g, rank, step); });
   }
-  at(keeps_state() ? 30 : 11, [this, g] { boundary(*worlds_[g]); });
+  takes(keeps_state() ? 30 : 11, [this, g] { boundary(*worlds_[g]); });
 }
 
 void Cluster::record_step(World& world, int64_t step) {
@@ -191,8 +206,9 @@ void Cluster::boundary(World& world) {
   uint32_t bits = 0;
   bool saves = false;
   int64_t save_request = 0;
-  for (Rank* r : ranks_of(world)) {
-    if (r->request == 0) r->declined = 0;
+  const std::vector<Rank*> ranks = ranks_of(world);
+  for (Rank* r : ranks) {
+    if (r->request == 0 || (r->request & kRequestForce) != 0) r->declined = 0;
     const uint32_t asked = r->request & ~r->declined;
     bits |= asked;
     saves = saves ||
@@ -206,11 +222,13 @@ void Cluster::boundary(World& world) {
     return save_and_end(world, last || (bits & kRequestForce) != 0);
   const bool asked = save_request > world.save_seen;
   world.save_seen = save_request;
-  if ((asked || world.step % job_.checkpoint().interval() == 0) &&
-      !disk_full_) {
+  const int64_t interval = job_.checkpoint().interval();
+  const bool due = asked || (interval > 0 && world.step % interval == 0);
+  if (due && disk_full_) ranks[0]->checkpoint_error = kNoSpace;
+  if (due && !disk_full_) {
     // In the background: the save commits only if the ranks live long enough.
     const int64_t step = world.step;
-    at(uniform(5, 60), [this, g, step] {
+    takes(uniform(5, 60), [this, g, step] {
       World& x = *worlds_[g];
       if (intact(x) && x.step - step <= 3 && x.saved < step && g >= claimed_)
         save(x, step);
@@ -224,6 +242,7 @@ void Cluster::save_and_end(World& world, bool must) {
   const bool failed =
       (disk_full_ || world.assignment.generation() < claimed_) &&
       world.saved != world.step;
+  if (failed) ranks[0]->checkpoint_error = kNoSpace;
   if (failed && !must) {
     for (Rank* r : ranks) {
       r->declined = r->request & ~kRequestHandoff;
@@ -232,7 +251,9 @@ void Cluster::save_and_end(World& world, bool must) {
     return schedule_step(world);
   }
   if (!failed) save(world, world.step);
+  ranks_say(world, fmt::format("end after step {}", world.step));
   for (Rank* r : ranks) {
+    if (failed) r->error = kNoSpace;
     const int64_t delay = uniform(0, 20);
     if (failed)
       rank_fails(*r, kExitSaveFailed, 0, delay);
@@ -264,6 +285,7 @@ void Cluster::save(World& world, int64_t step) {
       c = checkpoints_.erase(c);
   }
   world.saved = step;
+  ranks_say(world, fmt::format("saved step {}", step));
   auto& ranks = worker_of(world, 0).ranks;
   if (ranks.contains(0)) ranks.at(0).checkpoint = step;
 }
