@@ -2,6 +2,7 @@
 
 #include <fmt/format.h>
 
+#include <sstream>
 #include <utility>
 
 #include "proto/base/rank_request.h"
@@ -112,7 +113,46 @@ std::string report_text(const pb::Report& r) {
   return s;
 }
 
+pb::Job job_of(const Command& c) {
+  pb::Job job;
+  job.mutable_job()->set_name("scenario");
+  job.mutable_train()->set_steps(c.number("steps", 10));
+  job.mutable_train()->set_global_batch_size(c.number("microbatches", 16));
+  job.mutable_train()->set_local_batch_size(1);
+  job.mutable_checkpoint()->set_interval(c.number("interval", 0));
+  auto* m = job.mutable_model();
+  m->set_n_layers(8);
+  m->set_n_heads(8);
+  m->set_n_kv_heads(8);
+  m->set_hidden_dim(704);
+  m->set_vocab_size(257);
+  auto* p = job.mutable_parallel();
+  p->set_data_parallel_degree(c.number("dp", -1));
+  p->set_tensor_parallel_degree(c.number("tp", 1));
+  p->set_pipeline_parallel_degree(c.number("pp", 1));
+  p->set_context_parallel_degree(c.number("cp", 1));
+  auto* e = job.mutable_elastic();
+  std::istringstream layouts(c.text("layouts", ""));
+  for (std::string l; layouts >> l;) e->add_layouts(l);
+  e->set_min_slots(c.number("min_slots", 1));
+  e->set_max_slots(c.number("max_slots", -1));
+  e->set_join_window_ms(c.number("join_window_ms", 500));
+  e->set_dead_after_ms(c.number("dead_after_ms", 2000));
+  e->set_closed_after_ms(c.number("closed_after_ms", -1));
+  e->set_hang_after_s(c.real("hang_after_s", -1));
+  e->set_max_same_failures(c.number("max_same_failures", 3));
+  e->set_max_failures_without_progress(c.number("max_failures", 10));
+  p->set_zero_stage(c.number("zero", 0));
+  e->set_keep_state(c.number("keep_state", 0) != 0);
+  e->set_replicas(c.number("replicas", 1));
+  e->set_replicate_every(c.number("replicate_every", 1));
+  e->set_rejoin_wait_ms(c.number("rejoin_wait_ms", 3000));
+  return job;
+}
+
 }  // namespace
+
+ScriptedCluster::ScriptedCluster(const Command& job) : Cluster(job_of(job)) {}
 
 void ScriptedCluster::say(const std::string& line) {
   output_ += fmt::format("{:<6} {}\n", now_, line);

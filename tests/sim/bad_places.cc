@@ -103,13 +103,12 @@ Cluster::Bad Cluster::bad_of(const std::string& host,
 // Whether the ranks of the world never connect because of the worker: they hang
 // or, if their hosts cannot reach each other, all of them end.
 bool Cluster::connects_badly(Worker& w, World& world) {
-  const auto is = [&](Bad bad, const pb::RankPlace& p) {
-    return bad_of(workers_[p.worker()]->host, p.worker()) == bad;
-  };
   const auto& places = world.assignment.ranks();
   const auto unreachable =
-      std::count_if(places.begin(), places.end(),
-                    [&](auto& p) { return is(Bad::kUnreachable, p); });
+      std::count_if(places.begin(), places.end(), [&](auto& p) {
+        return bad_of(workers_[p.worker()]->host, p.worker()) ==
+               Bad::kUnreachable;
+      });
   if (unreachable > 0 && unreachable < places.size()) {
     for (auto& [rank, r] : w.ranks)
       rank_fails(r, kExitWorld, 0, 1 + host_random_.below(300));

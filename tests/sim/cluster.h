@@ -28,7 +28,6 @@
 #include <cstdint>
 #include <deque>
 #include <functional>
-#include <limits>
 #include <map>
 #include <memory>
 #include <optional>
@@ -90,6 +89,7 @@ class Cluster {
   // For a script: nothing fails, takes time or happens by itself unless the
   // script says so.
   explicit Cluster(pb::Job job);
+  static constexpr int64_t kNever = int64_t{1} << 60;
 
   struct Worker;
   struct World;
@@ -125,9 +125,7 @@ class Cluster {
   // Unless the worker has ended meanwhile.
   void later(const Worker& w, int64_t delay_ms,
              const std::function<void(Worker&)>& what);
-  int64_t uniform(int64_t low, int64_t high) {
-    return random_.uniform(low, high);
-  }
+  int64_t uniform(int64_t a, int64_t b) { return random_.uniform(a, b); }
   bool chance(double p) { return random_.chance(p); }
 
   // ---- coordinator process
@@ -269,6 +267,7 @@ class Cluster {
   void note_trouble(Worker& w, int64_t until);
   std::vector<Worker*> running() const;
   void random_fault();
+  void send_away(Worker& w);
   void ask_mesh();
   void heal();
 
@@ -439,10 +438,10 @@ class Cluster {
     int64_t ms = 0;  // when it was committed
   };
   std::map<int64_t, Saved> checkpoints_;
-  int64_t claimed_ = 0;        // the generation that claimed their folder
-  std::set<int64_t> damaged_;  // of them
-  int64_t listing_ms_ = std::numeric_limits<int64_t>::max();  // newest they are
-  std::set<std::pair<std::string, int64_t>> spoiled_;         // in whose memory
+  int64_t claimed_ = 0;          // the generation that claimed their folder
+  std::set<int64_t> damaged_;    // of them
+  int64_t listing_ms_ = kNever;  // the newest they are
+  std::set<std::pair<std::string, int64_t>> spoiled_;  // in whose memory
   std::vector<uint64_t> chain_;
 
   std::unique_ptr<core::Coordinator> coordinator_;

@@ -234,10 +234,8 @@ void Cluster::random_fault() {
   switch (kind) {
     case 0:
     case 1:
-      if (Rank* r = rank()) rank_fails(*r, 0, 9, 0);
-      break;
     case 2:
-      if (Rank* r = rank()) rank_fails(*r, 1, 0, 0);
+      if (Rank* r = rank()) rank_fails(*r, kind / 2, kind == 2 ? 0 : 9, 0);
       break;
     case 3:
     case 4:
@@ -271,20 +269,10 @@ void Cluster::random_fault() {
       if (workers_.size() < 6) start_worker(add_worker());
       break;
     case 12:
-      if (chance(0.5)) {
+      if (chance(0.5))
         disk_full_ = !disk_full_;
-      } else if (up.size() > 1) {
-        Worker* w = worker();
-        if (chance(0.5)) {
-          w->terminated = true;
-          drive_worker(*w, agent::Terminate{});
-        } else if (coordinator_) {
-          pb::Command c;
-          c.set_kind(pb::Command::DRAIN);
-          c.set_worker(w->name);
-          ask(c);
-        }
-      }
+      else if (up.size() > 1)
+        send_away(*worker());
       break;
     case 13:
       ask_mesh();
@@ -295,6 +283,18 @@ void Cluster::random_fault() {
     case 15:
       scale();
       break;
+  }
+}
+
+void Cluster::send_away(Worker& w) {
+  if (chance(0.5)) {
+    w.terminated = true;
+    drive_worker(w, agent::Terminate{});
+  } else if (coordinator_) {
+    pb::Command c;
+    c.set_kind(pb::Command::DRAIN);
+    c.set_worker(w.name);
+    ask(c);
   }
 }
 

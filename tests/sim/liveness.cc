@@ -70,12 +70,11 @@ void Cluster::cut_coordinator_off(int64_t until, bool closes) {
   for (auto& [name, w] : workers_) {
     note_trouble(*w, partitioned_until_[name] =
                          std::max(partitioned_until_[name], until));
-    const std::string worker = name;
     // Messages in flight arrive first.
     const int64_t later_ms =
         closes ? liveness_random_.uniform(200, 350)
                : std::max<int64_t>(3000, job_.elastic().dead_after_ms());
-    at(later_ms, [this, worker] {
+    at(later_ms, [this, worker = name] {
       if (partitioned_until_[worker] > now_) lose_connection(worker);
     });
   }
@@ -159,16 +158,15 @@ void Cluster::note_impostor(const pb::Report& r) {
 // A worker contributes when all its ranks have entered the fence.
 void Cluster::begin_finalize(Rank& r, int64_t delay_ms) {
   if (scripted_) return rank_ends(r, 0, 0, delay_ms);  // without the fence
-  const int64_t g = r.generation;
-  const int rank = r.rank;
-  later(*workers_.at(r.worker), delay_ms, [this, g, rank](Worker& x) {
-    if (x.ranks_generation != g || !x.ranks.at(rank).alive) return;
-    x.ranks.at(rank).finalizing = true;
-    excuse_slow_fences();
-    for (const auto& [other, o] : x.ranks)
-      if (o.alive && !o.finalizing) return;
-    drive_worker(x, agent::LocalFence{g, 2, fence_blob(x.name, g, 2)});
-  });
+  later(*workers_.at(r.worker), delay_ms,
+        [this, g = r.generation, rank = r.rank](Worker& x) {
+          if (x.ranks_generation != g || !x.ranks.at(rank).alive) return;
+          x.ranks.at(rank).finalizing = true;
+          excuse_slow_fences();
+          for (const auto& [other, o] : x.ranks)
+            if (o.alive && !o.finalizing) return;
+          drive_worker(x, agent::LocalFence{g, 2, fence_blob(x.name, g, 2)});
+        });
 }
 
 void Cluster::end_finalize(Worker& w, int64_t generation) {

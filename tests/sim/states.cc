@@ -87,8 +87,7 @@ void Cluster::restore(int64_t g) {
   for (const pb::RankPlace& p : world.assignment.ranks())
     if (calm_) workers_[p.worker()]->memory.forget_before(g, read);
   for (const pb::RankPlace& p : world.assignment.ranks()) {
-    const int rank = p.rank();
-    takes(uniform(0, 20), [this, g, rank, step] {
+    takes(uniform(0, 20), [this, g, rank = p.rank(), step] {
       World& x = *worlds_[g];
       Rank* r = live_rank(x, rank);
       if (r == nullptr) return;
@@ -270,9 +269,8 @@ void Cluster::lose_memory(Worker& w) {
 
 void Cluster::lose_host(Worker& w) {
   trace("host " + w.host + " is lost");
-  const std::string host = w.host;
   for (auto& [name, other] : workers_) {
-    if (other->host != host) continue;
+    if (other->host != w.host) continue;
     lose_memory(*other);
     crash_worker(*other);
   }

@@ -96,9 +96,7 @@ void Cluster::spawn_fails(Worker& w, World& world) {
 void Cluster::rank_ends(Rank& r, int code, int signal, int64_t delay_ms) {
   r.exit_code = code;
   r.signal = signal;
-  const int64_t g = r.generation;
-  const int rank = r.rank;
-  const auto end = [this, g, rank](Worker& w) {
+  const auto end = [this, g = r.generation, rank = r.rank](Worker& w) {
     if (w.ranks_generation != g || !w.ranks.at(rank).alive) return;
     w.ranks.at(rank).alive = false;
     reap(w, g, rank);
@@ -156,15 +154,15 @@ void Cluster::maybe_connect(World& world) {
     world.origin = c->second.generation;
   ranks_say(world, "are connected");
   if (!keeps_state()) return schedule_step(world);
-  const int64_t g = world.assignment.generation();
-  takes(uniform(0, 30), [this, g] { restore(g); });
+  takes(uniform(0, 30),
+        [this, g = world.assignment.generation()] { restore(g); });
 }
 
 void Cluster::schedule_step(World& world) {
   const int64_t g = world.assignment.generation();
-  const int64_t step = world.step + 1;
   end_badly(world);
-  by_itself(uniform(20, 80), [this, g, step] { finish_step(g, step); });
+  by_itself(uniform(20, 80),
+            [this, g, step = world.step + 1] { finish_step(g, step); });
 }
 
 void Cluster::finish_step(int64_t g, int64_t step) {
@@ -182,11 +180,9 @@ void Cluster::finish_step(int64_t g, int64_t step) {
   record_step(world, step);
   if (keeps_state()) begin_updates(world, step);
   // Ranks commit one after another.
-  for (const pb::RankPlace& p : world.assignment.ranks()) {
-    const int rank = p.rank();
+  for (const pb::RankPlace& p : world.assignment.ranks())
     takes(uniform(0, 10),
-          [this, g, rank, step] { commit_rank(g, rank, step); });
-  }
+          [this, g, rank = p.rank(), step] { commit_rank(g, rank, step); });
   takes(keeps_state() ? 30 : 11, [this, g] { boundary(*worlds_[g]); });
 }
 
