@@ -296,8 +296,6 @@ void Coordinator::reconcile_live() {
     }
     return;
   }
-  if (change && change->must && !durable_.finish().must_stop())
-    return finish(*change);
   // Something else may be asked for meanwhile.
   if (change) durable_.mutable_finish()->set_reason(change->why);
   if (!durable_.finish().save() && roster_.all_heard() &&
@@ -305,9 +303,8 @@ void Coordinator::reconcile_live() {
     durable_.mutable_finish()->set_save(true);
     persist();
   }
-  // Ranks that could not save continue, unless they must stop.
-  if (!checkpoints_.stop_declined(view()) || durable_.finish().must_stop())
-    return;
+  // Ranks that could not save continue.
+  if (!checkpoints_.stop_declined(view())) return;
   pause_.decline(roster_.committed_step(durable_), now_ms_);
   if (durable_.stop_requested())
     decline_stop(checkpoints_.last_error());
@@ -321,12 +318,14 @@ void Coordinator::reconcile_live() {
 
 // Training continues while ranks may remember a stop that they declined, and if
 // the states of the next mesh do not fit. Hosts that are short, and that the
-// running mesh does without, are cordoned.
+// running mesh does without, are cordoned. A change that must be is put off for
+// a while if the state could not be saved for it.
 bool Coordinator::put_off(const MeshPolicy::MeshChange& change) {
-  if (change.must) return false;
+  if (change.must && !must_save()) return false;
   if (!pause_.allows_stop(roster_.committed_step(durable_), now_ms_))
     return true;
   if (durable_.stop_requested()) return false;
+  if (change.must) return pause_.was_declined(now_ms_);
   const Plan next = plan_of_change(plan_inputs());
   if (next.short_of.empty()) return false;
   if (cordon([&](Cordoning& c) { return c.for_room(next); })) return true;

@@ -140,6 +140,7 @@ class Coordinator {
   void wait_for(pb::JobStatus::WaitReason reason, const std::string& what);
 
   // Ending a generation and the job (generation.cc).
+  bool must_save() const;
   void finish(const MeshPolicy::MeshChange& change);
   void abort(const pb::Cause& failure);
   void call_off(const std::string& why) {  // the same without a fault

@@ -40,10 +40,7 @@ Roster::DirectiveKey Directives::wanted(const Inputs& in,
                          .generation = d.generation(),
                          .goal = goal_for(in, name, m),
                          .checkpoint_request = checkpoint_request_};
-  if (s.goal == pb::Directive::FINISH) {
-    s.must_stop = d.finish().must_stop();
-    s.save = d.finish().save();
-  }
+  if (s.goal == pb::Directive::FINISH) s.save = d.finish().save();
   // Contributions that went to an earlier life of the coordinator; all others
   // are on their way.
   s.want_fences =
@@ -64,10 +61,7 @@ SendDirective Directives::directive_of(const Inputs& in,
   d.set_generation(key.generation);
   d.set_goal(key.goal);
   d.set_checkpoint_request(key.checkpoint_request);
-  if (key.goal == pb::Directive::FINISH) {
-    d.set_must_stop(key.must_stop);
-    d.set_save(key.save);
-  }
+  if (key.goal == pb::Directive::FINISH) d.set_save(key.save);
   if (key.goal == pb::Directive::SHUTDOWN) {
     d.set_reason(text_of(durable.cause()));
     // The job may be resumed. One answer for all: whoever does not keep states

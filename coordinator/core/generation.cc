@@ -184,14 +184,18 @@ bool Coordinator::cordon(const std::function<bool(Cordoning&)>& decide) {
 
 // --------------------------------------------------------------------- end
 
+// Whether the next mesh cannot take over the state in memory.
+bool Coordinator::must_save() const {
+  return roster_.committed_step(durable_) > total_steps() ||
+         retention_.must_save_to_finish(view(), policy_) ||
+         !plan_of_change(plan_inputs()).short_of.empty();
+}
+
 void Coordinator::finish(const MeshPolicy::MeshChange& change) {
   times_.interrupt(now_ms_);
   pb::Finish* f = durable_.mutable_finish();
   f->set_reason(change.why);
-  f->set_must_stop(change.must);
-  f->set_save(roster_.committed_step(durable_) > total_steps() ||
-              retention_.must_save_to_finish(view(), policy_) ||
-              !plan_of_change(plan_inputs()).short_of.empty());
+  f->set_save(must_save());
   checkpoints_.expect_stop(roster_, f);
   set_phase(pb::Durable::FINISHING);
 }

@@ -34,7 +34,7 @@ std::optional<geometry::Layout> pinned_layout(const pb::MeshRequest& request);
 class MeshPolicy {
  public:
   // A change of mesh that the running generation should stop for. must: even
-  // if saving fails.
+  // if the next mesh is smaller or has to wait for room.
   struct MeshChange {
     std::string why;
     bool must = false;

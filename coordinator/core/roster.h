@@ -43,7 +43,6 @@ class Roster {
     uint64_t incarnation = 0;
     int64_t generation = 0;
     pb::Directive::Goal goal = pb::Directive::IDLE;
-    bool must_stop = false;
     bool save = false;
     bool want_fences = false;
     int64_t checkpoint_request = 0;

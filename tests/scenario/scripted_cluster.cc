@@ -57,7 +57,6 @@ std::string durable_text(const pb::Durable& d) {
     s += fmt::format(" g{}..g{} abandoned from step {}", a.after() + 1,
                      a.generation() - 1, a.step());
   if (d.stop_requested()) s += " stop_requested";
-  if (d.finish().must_stop()) s += " must_stop";
   if (!asked.pinned().empty()) s += " pinned " + asked.pinned();
   if (asked.changed()) s += " mesh_asked";
   const auto place = [](const pb::Cordon& c) {
@@ -91,7 +90,6 @@ std::string directive_text(const pb::Directive& d) {
   std::string s =
       fmt::format("tell {} {} g{}", d.worker(),
                   pb::Directive::Goal_Name(d.goal()), d.generation());
-  if (d.must_stop()) s += " must_stop";
   if (!d.save()) s += " handoff";
   if (d.want_fences()) s += " want_fences";
   if (d.checkpoint_request() > 0)

@@ -15,6 +15,8 @@ namespace remesh::soak {
 namespace {
 
 constexpr int64_t kPatienceMs = 60'000;
+// How long the disk stays full while a worker is to leave.
+constexpr int64_t kFullDiskMs = 10'000;
 // How long to wait for a change of mesh that may not happen.
 constexpr int64_t kPerhapsMs = 600;
 constexpr int64_t kDiskBytes = 48 << 20;
@@ -160,6 +162,11 @@ bool Soak::settle(const Waiting& wait) {
   for (const std::string& name : stopped_) cluster_.worker(name).kill(SIGCONT);
   stopped_.clear();
   for (const std::string& name : leaving_) {
+    // It stays as long as it alone holds a state that cannot be saved.
+    if (disk_full_for_ > 0 && !cluster_.worker(name).wait_ms(kFullDiskMs)) {
+      disk_.free();
+      disk_full_for_ = 0;
+    }
     if (!cluster_.worker(name).wait_ms(kPatienceMs))
       return fail("worker " + name + " did not leave");
     if (cluster_.worker(name).exit().code != 0)

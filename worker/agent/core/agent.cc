@@ -431,9 +431,7 @@ void Agent::push_request() {
   SetRequest wanted;
   if (directive_ && ranks_generation_ == directive_->generation()) {
     if (directive_->goal() == pb::Directive::FINISH)
-      wanted.bits = kRequestStop |
-                    (directive_->must_stop() ? kRequestForce : 0) |
-                    (directive_->save() ? 0 : kRequestHandoff);
+      wanted.bits = kRequestStop | (directive_->save() ? 0 : kRequestHandoff);
     wanted.checkpoint_request =
         directive_->checkpoint_request() - request_base_;
   }
