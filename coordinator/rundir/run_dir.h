@@ -60,8 +60,8 @@ class RunLock {
  public:
   // Creates the directory first if it does not exist. AlreadyExists, naming the
   // pid and host of the holder, if the lock is held. InvalidArgument if workers
-  // would refuse the path (limits::is_printable()). After any other error the
-  // directory is removed if it is empty and was not there before.
+  // would refuse the path (limits::is_printable()). After any other error no
+  // empty directory is left.
   static Result<std::unique_ptr<RunLock>> acquire(const std::string& run);
   // Whether the directory was a run when the lock was acquired.
   bool was_run() const { return was_run_; }
@@ -70,7 +70,7 @@ class RunLock {
   Status begin(FileSystem& fs);
   // After a start that failed: unless the directory was a run, removes what a
   // coordinator leaves in it if begin() had succeeded, else only the lock, and
-  // the directory if nothing else is there and it was not there before.
+  // the directory if nothing else is there.
   void remove_unstarted(FileSystem& fs) const;
   // Cancelled if the lock file is not the one that was locked any more, or if
   // another coordinator has written its name into it; NotFound while the run
@@ -88,11 +88,9 @@ class RunLock {
  private:
   explicit RunLock(std::string run);
   Status take();
-  void remove_empty(FileSystem& fs) const;
 
   std::string run_;
   std::string path_;
-  bool was_there_ = false;  // the directory, before acquire()
   bool was_run_ = false;
   bool begun_ = false;
   std::atomic<bool> gone_ = false;
