@@ -318,8 +318,8 @@ void Coordinator::reconcile_live() {
 
 // Training continues while ranks may remember a stop that they declined, and if
 // the states of the next mesh do not fit. Hosts that are short, and that the
-// running mesh does without, are cordoned. A change that must be is put off for
-// a while if the state could not be saved for it.
+// running mesh does without, are cordoned. A change because a worker leaves is
+// put off only if ranks could not save for it a moment ago.
 bool Coordinator::put_off(const MeshPolicy::MeshChange& change) {
   if (change.must && !must_save()) return false;
   if (!pause_.allows_stop(roster_.committed_step(durable_), now_ms_))

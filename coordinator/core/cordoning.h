@@ -62,8 +62,9 @@ class Cordoning {
   // hosts bad. Cordons them if there are hosts that have not tried it, so that
   // nothing is refused any more; returns whether it did.
   bool for_loading(pb::Durable* durable);
-  // Ends what has lasted long enough and, if a waiting job has no mesh without
-  // it, what has done so for that case; returns whether there was any.
+  // Ends cordons and searches whose time is over. If the job waits and no mesh
+  // is possible without the cordoned hosts, also those that remaining_alone_s()
+  // allows to end. Returns whether any ended.
   bool end_in_time();
   // `name`: of a host, or of a worker that is cordoned or on a cordoned host.
   // Returns what is used again.

@@ -33,8 +33,9 @@ std::optional<geometry::Layout> pinned_layout(const pb::MeshRequest& request);
 
 class MeshPolicy {
  public:
-  // A change of mesh that the running generation should stop for. must: even
-  // if the next mesh is smaller or has to wait for room.
+  // A change of mesh that the running generation should stop for. must: because
+  // a worker leaves, so that neither a smaller mesh nor a lack of room is a
+  // reason against it.
   struct MeshChange {
     std::string why;
     bool must = false;
