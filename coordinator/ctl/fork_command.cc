@@ -195,6 +195,7 @@ Result<int> fork_run(const ForkOptions& o) {
       const std::string to,
       rundir::choose_run(fs::path(run).parent_path().string(), job.job().name(),
                          o.out, /*resume=*/false, unix_seconds()));
+  const rundir::RemovedIfEmpty unused{o.out.empty() ? to : ""};
   // A folder has the checkpoints of one run.
   const auto folder_of = [](const std::string& of, const pb::Job& its) {
     return fs::path(rundir::checkpoints_path(of, its.checkpoint().folder()))

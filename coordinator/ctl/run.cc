@@ -389,12 +389,6 @@ Status take_piped_job(RunOptions* o) {
   return ok_status();
 }
 
-// Removes a folder at the end of its scope if nothing has been put there.
-struct RemovedIfEmpty {
-  std::string folder;
-  ~RemovedIfEmpty() { rmdir(folder.c_str()); }
-};
-
 Result<int> run_job(RunOptions options) {
   RETURN_IF_ERROR(share_new_files(/*group=*/""));
   RETURN_IF_ERROR(take_piped_job(&options));
@@ -402,8 +396,7 @@ Result<int> run_job(RunOptions options) {
       rundir::OpenedJob opened,
       rundir::open_job({options.job_file, options.set}, options.run_dir,
                        options.resume, unix_seconds()));
-  const bool is_new = options.run_dir.empty() && !options.resume;
-  const RemovedIfEmpty unused{is_new ? opened.run : ""};
+  const rundir::RemovedIfEmpty unused{opened.made ? opened.run : ""};
   RETURN_IF_ERROR(check_run(options, opened));
   ASSIGN_OR_RETURN(const std::vector<Need> needs, look_before(options, opened));
   std::optional<Detached> detached;

@@ -339,9 +339,9 @@ Result<OpenedJob> open_job(const JobSource& source, const std::string& run_dir,
   } else {
     ASSIGN_OR_RETURN(const pb::Job given,
                      jobfile::load_job(source.file, source.set));
+    out.made = run_dir.empty() && !resume;
     // A directory is created for a job that is sound.
-    if (run_dir.empty() && !resume)
-      RETURN_IF_ERROR(load_resolved(source).status());
+    if (out.made) RETURN_IF_ERROR(load_resolved(source).status());
     ASSIGN_OR_RETURN(out.run,
                      choose_run(given.job().dump_folder(), given.job().name(),
                                 run_dir, resume, unix_s));

@@ -54,6 +54,7 @@ Result<pb::Job> load_resolved(const JobSource& source,
 struct OpenedJob {
   std::string run;
   pb::Job job;
+  bool made = false;  // the run directory, by open_job()
 };
 Result<OpenedJob> open_job(const JobSource& source, const std::string& run_dir,
                            bool resume, double unix_s);

@@ -84,6 +84,7 @@ Result<std::unique_ptr<RunLock>> RunLock::acquire(const std::string& run) {
                             "another --run-dir");
   const auto files = posix_file_system();
   std::unique_ptr<RunLock> lock(new RunLock(run));
+  lock->was_there_ = path_exists(run);
   // A holder whose start fails removes the file, and the directory with it.
   constexpr int kTries = 100;
   for (int tries = 0;; ++tries) {
@@ -93,9 +94,7 @@ Result<std::unique_ptr<RunLock>> RunLock::acquire(const std::string& run) {
     if (taken.code() == Code::kAlreadyExists) return taken;
     if (tries < kTries) continue;
     if (taken.ok()) return unavailable(lock->path_ + ": is removed repeatedly");
-    // Unless something is there.
-    for (const std::string& folder : {logs_path(run), run})
-      (void)files->remove(folder).ok();
+    lock->remove_empty(*files);
     return taken;
   }
   lock->was_run_ = is_run(run) || files->exists(journal_path(run)) ||
@@ -186,9 +185,15 @@ void RunLock::remove_unstarted(FileSystem& fs) const {
           coordinator_log_path(run_)})
       (void)fs.remove(path).ok();
   }
-  for (const std::string& path :
-       {path_, logs_path(run_), traces_path(run_), run_})
-    (void)fs.remove(path).ok();
+  (void)fs.remove(path_).ok();
+  (void)fs.remove(traces_path(run_)).ok();
+  remove_empty(fs);
+}
+
+// One that was there may be a mount point.
+void RunLock::remove_empty(FileSystem& fs) const {
+  (void)fs.remove(logs_path(run_)).ok();
+  if (!was_there_) (void)fs.remove(run_).ok();
 }
 
 std::string typed_path(const std::string& path) {

@@ -5,6 +5,8 @@
 // Functions that write take a FileSystem, so that tests can make it fail.
 #pragma once
 
+#include <unistd.h>
+
 #include <atomic>
 #include <cstdint>
 #include <memory>
@@ -51,6 +53,12 @@ Result<Endpoint> read_endpoint(const std::string& run);
 // Best effort: workers ignore an endpoint that does not answer.
 void remove_endpoint(FileSystem& fs, const std::string& run);
 
+// Removes a folder at the end of its scope if nothing has been put there.
+struct RemovedIfEmpty {
+  std::string folder;
+  ~RemovedIfEmpty() { rmdir(folder.c_str()); }
+};
+
 // The lock of a run directory's only coordinator. The files of the run are
 // written and removed by its holder and by the ranks and workers it directs,
 // and by nobody else. The kernel releases it when the process ends, for
@@ -60,8 +68,8 @@ class RunLock {
  public:
   // Creates the directory first if it does not exist. AlreadyExists, naming the
   // pid and host of the holder, if the lock is held. InvalidArgument if workers
-  // would refuse the path (limits::is_printable()). After any other error no
-  // empty directory is left.
+  // would refuse the path (limits::is_printable()). After any other error the
+  // directory is removed if it is empty and was not there before.
   static Result<std::unique_ptr<RunLock>> acquire(const std::string& run);
   // Whether the directory was a run when the lock was acquired.
   bool was_run() const { return was_run_; }
@@ -70,7 +78,7 @@ class RunLock {
   Status begin(FileSystem& fs);
   // After a start that failed: unless the directory was a run, removes what a
   // coordinator leaves in it if begin() had succeeded, else only the lock, and
-  // the directory if nothing else is there.
+  // the directory if nothing else is there and it was not there before.
   void remove_unstarted(FileSystem& fs) const;
   // Cancelled if the lock file is not the one that was locked any more, or if
   // another coordinator has written its name into it; NotFound while the run
@@ -88,9 +96,11 @@ class RunLock {
  private:
   explicit RunLock(std::string run);
   Status take();
+  void remove_empty(FileSystem& fs) const;
 
   std::string run_;
   std::string path_;
+  bool was_there_ = false;  // the directory, before acquire()
   bool was_run_ = false;
   bool begun_ = false;
   std::atomic<bool> gone_ = false;

@@ -119,6 +119,7 @@ int run(const Arguments& a) {
   auto opened = rundir::open_job({a.job_file, o.set}, o.run_dir, o.resume,
                                  unix_seconds());
   if (!opened.ok()) return fail(opened.status());
+  const rundir::RemovedIfEmpty unused{opened->made ? opened->run : ""};
   if (const Status s = give_to_group(opened->run, a.group); !s.ok())
     return fail(s);
   // Before a member of the group can put a link there.

@@ -551,6 +551,10 @@ TEST_F(RunDirTest, FilesOfACoordinatorThatFailedToStartAreRemoved) {
   };
   EXPECT_TRUE(leave());
   EXPECT_FALSE(fs->exists(run));
+  fs::create_directories(run);
+  EXPECT_TRUE(leave());
+  ASSERT_TRUE(fs->exists(run)) << "it may be a mount point";
+  EXPECT_TRUE(fs->list(run)->empty());
   fs::create_directories(run + "/checkpoints");
   EXPECT_TRUE(leave());
   EXPECT_EQ(*fs->list(run), std::vector<std::string>{"checkpoints"});
