@@ -13,6 +13,23 @@
 #include "proto/rundir/run_id.h"
 
 namespace remesh::rundir {
+namespace {
+
+struct Owner {
+  uint64_t run_id = 0;  // 0: none that can be read
+  std::string run;
+};
+
+Result<Owner> read_owner(FileSystem& fs, const std::string& path) {
+  ASSIGN_OR_RETURN(const std::string found, read_file(fs, path, 1 << 16));
+  std::istringstream in(found);
+  Owner owner;
+  in >> std::hex >> owner.run_id;
+  std::getline(in >> std::ws, owner.run);
+  return owner;
+}
+
+}  // namespace
 
 Status claim_folder(const std::string& run, const std::string& folder,
                     uint64_t run_id) {
@@ -20,6 +37,10 @@ Status claim_folder(const std::string& run, const std::string& folder,
   const auto fs = posix_file_system();
   RETURN_IF_ERROR(fs->create_dirs(folder));
   const std::string path = path_join(folder, ".run");
+  // A coordinator that is restarted needs no room there.
+  if (const auto owner = read_owner(*fs, path);
+      owner.ok() && owner->run_id == run_id)
+    return ok_status();
   const std::string own = fmt::format("{:016x} {}\n", run_id, run);
   // Whole, and only if there is none.
   const std::string fresh = fmt::format("{}.{:016x}", path, run_id);
@@ -31,13 +52,8 @@ Status claim_folder(const std::string& run, const std::string& folder,
     return fs->rename(fresh, path);
   RETURN_IF_ERROR(fs->remove(fresh));
   if (linked) return ok_status();
-  ASSIGN_OR_RETURN(const std::string found, read_file(*fs, path, 1 << 16));
-  std::istringstream in(found);
-  uint64_t id = 0;
-  std::string other;
-  in >> std::hex >> id;
-  std::getline(in >> std::ws, other);
-  if (id == run_id) return ok_status();
+  ASSIGN_OR_RETURN(const Owner owner, read_owner(*fs, path));
+  const auto& [id, other] = owner;
   ASSIGN_OR_RETURN(const auto names, fs->list(folder));
   const bool used = std::any_of(names.begin(), names.end(), [](const auto& n) {
     return n.starts_with("step-");

@@ -99,7 +99,7 @@ class DaemonImpl : public Daemon {
         rundir::check_job(*files_->fs,
                           {options_.job, options_.set, options_.accept_edits},
                           run, restored() ? &*restored() : nullptr));
-    RETURN_IF_ERROR(files_->claim(options_.job));
+    RETURN_IF_ERROR(files_->claim(options_.job, *log_));
     outbox_.emplace(Outbox::Options{.note = [log = log_](const Status& s) {
       if (s.ok()) return log->info("written_again");
       log->error("write_failed", {{"cause", s.message()}});

