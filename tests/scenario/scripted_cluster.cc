@@ -216,9 +216,14 @@ void ScriptedCluster::tick_all() {
 }
 
 void ScriptedCluster::pump() {
-  while (true) {
+  constexpr int kEndless = 100'000;
+  for (int events = 0;; ++events) {
     if (coordinator_ && coordinator_->ended()) coordinator_.reset();
     if (queue_.empty() || queue_.front().when > now_) break;
+    if (events == kEndless) {
+      violated("this instant does not end");
+      break;
+    }
     step_once();
   }
   done_ = false;

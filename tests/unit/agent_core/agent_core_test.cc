@@ -596,6 +596,20 @@ TEST_F(AgentTest, RepeatsItsFencesAfterItsRanksHaveEnded) {
   EXPECT_TRUE(fences_in(on(DirectiveReceived{d})).empty());
 }
 
+TEST_F(AgentTest, RanksAreReportedWithTheirOwnGeneration) {
+  start_rank(1);
+  now_ += 5000;
+  const auto running = reports_in(on(Tick{}));
+  ASSERT_FALSE(running.empty());
+  EXPECT_EQ(running.back().ranks_size(), 1);
+  direct(pb::Directive::PREPARE, 2);
+  now_ += 5000;
+  const auto fenced = reports_in(on(Tick{}));
+  ASSERT_FALSE(fenced.empty());
+  EXPECT_EQ(fenced.back().generation(), 2);
+  EXPECT_EQ(fenced.back().ranks_size(), 0) << "they end, and are those of 1";
+}
+
 TEST_F(AgentTest, TheEndOfTheRunEndsTheRanksThenTheWorker) {
   start_rank(1);
   const auto ended = on(RunEnded{"stopped"});
