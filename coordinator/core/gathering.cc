@@ -1,11 +1,15 @@
 #include "coordinator/core/gathering.h"
 
+#include <utility>
+
 namespace remesh::core {
 
 void Gathering::observe(const Roster& roster, int64_t now_ms) {
-  if (now_ms - roster.last_join_ms() >= join_window_ms_)
+  const int64_t previous = std::exchange(last_join_ms_, roster.last_join_ms());
+  if (now_ms - last_join_ms_ >= join_window_ms_)
     joining_since_ms_ = -1;
-  else if (joining_since_ms_ < 0)
+  else if (joining_since_ms_ < 0 ||
+           last_join_ms_ - previous >= join_window_ms_)  // a stall ended
     joining_since_ms_ = now_ms;
 }
 

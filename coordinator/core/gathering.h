@@ -79,6 +79,7 @@ class Gathering {
  private:
   const int64_t join_window_ms_;
   int64_t joining_since_ms_ = -1;  // -1: nobody joined lately
+  int64_t last_join_ms_ = 0;       // that observe() has seen
   int64_t not_before_ms_ = 0;
   bool waits_for_joins_ = true;
   bool finish_checked_ = false;  // scanned for the last step's checkpoint

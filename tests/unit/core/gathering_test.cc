@@ -86,6 +86,18 @@ TEST_F(GatheringTest, DoesNotWaitForWorkersThatJoinWithoutEnd) {
   }
 }
 
+// The reports of a long time were heard at once.
+TEST_F(GatheringTest, AStallOfTheCoordinatorIsNoTimeOfJoins) {
+  (void)next(0);
+  hear_all({"a"}, 100);
+  (void)next(100);
+  const int64_t stalled_until = 100 + 20 * kJoinWindowMs;
+  hear_all({"b"}, stalled_until);
+  (void)next(stalled_until);
+  EXPECT_FALSE(gathering_.keeps_joining(stalled_until));
+  EXPECT_FALSE(next(stalled_until + kJoinWindowMs - 1).scan) << "more may join";
+}
+
 TEST_F(GatheringTest, AfterAFailureOnlyTheBackOffCounts) {
   hear_all({"a"}, 100);
   gathering_.end_generation({.backoff_ms = 250, .no_room = true}, 200);
