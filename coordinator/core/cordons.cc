@@ -242,9 +242,16 @@ Blame blame_for(const pb::Cause& f, const std::vector<Site>& sites,
                               : most,
             .others_can_run = others_can_run};
   }
-  if (f.rank() >= 0 && view.durable.budget().same_failures() >= most)
+  const pb::FailureBudget& budget = view.durable.budget();
+  const bool exhausted =
+      budget.failures() >= elastic.max_failures_without_progress();
+  // Others try before the job ends, but not without end.
+  const bool in_place_of_the_end =
+      exhausted && others_can_run && (f.rank() >= 0 || f.silent()) &&
+      failures_of(view.durable.host_faults(), sites[0]) < kFailuresInTraining;
+  if (in_place_of_the_end || (f.rank() >= 0 && budget.same_failures() >= most))
     return {.sites = {sites[0]}};
-  if (!others_can_run || (f.rank() < 0 && !f.silent())) return {};
+  if (exhausted || !others_can_run || (f.rank() < 0 && !f.silent())) return {};
   if (f.silent())
     return {.sites = {sites[0]},
             .enough = kFailuresAtStart,

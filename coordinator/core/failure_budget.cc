@@ -102,7 +102,7 @@ FailureVerdict judge_failure(const pb::Cause& f, const pb::Elastic& elastic,
     v.reason = fmt::format(
         "{} (the state was lost {} times without a newly finished step)",
         text_of(f), b->setbacks());
-  } else if (b->failures() >= most) {
+  } else if (b->failures() >= most && !cordoned) {
     v.reason =
         fmt::format("{} (the last of {} failures without a finished step)",
                     text_of(f), b->failures());

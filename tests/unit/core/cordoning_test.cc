@@ -166,6 +166,27 @@ TEST_F(CordoningTest, DeathsSoonAfterTheFirstStepCordon) {
   EXPECT_EQ(durable.host_faults().suspects_size(), 0) << "it trained";
 }
 
+// They may be on any rank and at any step. But they may be the job's own fault.
+TEST_F(CordoningTest, ADeathThatWouldEndTheJobCordonsWhileOthersCanRun) {
+  run_on({"a", "b"});
+  pb::Cause death = no_start();
+  death.set_at_start(false);
+  EXPECT_FALSE(cordoning().judge(death, &durable).give_up);
+  EXPECT_FALSE(is_cordoned(durable.host_faults(), "host-a"));
+  durable.mutable_budget()->set_failures(
+      job_.elastic().max_failures_without_progress() - 1);
+  for (int i = 1; i <= 5; ++i) {
+    death.set_step(i);
+    EXPECT_EQ(cordoning().judge(death, &durable).give_up, i == 5);
+    EXPECT_EQ(end_cordon({.host = "host-a"}, durable.mutable_host_faults()),
+              i < 5);
+  }
+  durable.clear_host_faults();
+  job_.mutable_elastic()->set_min_slots(2);
+  policy_ = MeshPolicy(job_, std::nullopt);
+  EXPECT_TRUE(cordoning().judge(death, &durable).give_up) << "it needs both";
+}
+
 // All links of three hosts are bad: each is cordoned in turn, but not for ever.
 TEST_F(CordoningTest, LinksThatAreCordonedInTurnCount) {
   job_.mutable_elastic()->set_min_slots(2);
