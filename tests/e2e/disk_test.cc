@@ -69,6 +69,9 @@ TEST_F(DiskTest, AFullDiskStopsSavingButNotTraining) {
   const int64_t full_at = c().last_step();
   EXPECT_HAS(c().events_named("checkpoint_failed")[0].value("cause", ""),
              "No space left");
+  kill_coordinator();
+  disk->fill(0);
+  c().start_coordinator();
   ASSERT_TRUE(c().wait_for_step(full_at + 10));
   // A change of mesh would lose work, so it is postponed.
   c().start_worker({.name = "late"});
@@ -89,9 +92,6 @@ TEST_F(DiskTest, AFullDiskDoesNotBlockAChangeOfMesh) {
   start_services(2, 12);
   disk->fill(64 << 10);
   ASSERT_TRUE(c().wait_for_event("checkpoint_failed"));
-  kill_coordinator();
-  disk->fill(0);
-  c().start_coordinator();
   c().start_worker({.name = "late"});
   ASSERT_TRUE(c().wait_for_dp(3));
   EXPECT_EQ(lost_steps(c().events_named("mesh").back()), 0);
