@@ -120,9 +120,11 @@ std::vector<const pb::StepMetrics*> metrics_that_count(const pb::Report& r,
   const auto may_know = [&](int64_t generation) {
     return may_know_steps(r, generation, keeps_state, d);
   };
-  const bool accepted =
-      (d.phase() == pb::Durable::WAITING && may_know(r.generation())) ||
-      participates(d, r.worker(), r.incarnation());
+  // An older journal does not know who took part.
+  const bool anybody = d.phase() == pb::Durable::WAITING ||
+                       d.assignment().generation() < d.generation();
+  const bool accepted = (anybody && may_know(r.generation())) ||
+                        participates(d, r.worker(), r.incarnation());
   std::vector<const pb::StepMetrics*> out;
   for (const pb::StepMetrics& s : r.metrics())
     if ((s.generation() < d.generation() && may_know(s.generation())) ||

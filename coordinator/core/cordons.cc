@@ -245,7 +245,7 @@ Blame blame_for(const pb::Cause& f, const std::vector<Site>& sites,
   const pb::FailureBudget& budget = view.durable.budget();
   const bool exhausted =
       budget.failures() >= elastic.max_failures_without_progress();
-  // Others try before the job ends, but not without end.
+  // Before the job ends, others try without the site, but only a few times.
   const bool in_place_of_the_end =
       exhausted && others_can_run && (f.rank() >= 0 || f.silent()) &&
       failures_of(view.durable.host_faults(), sites[0]) < kFailuresInTraining;

@@ -72,8 +72,15 @@ void Cluster::check_bad_place(const pb::EventRecord& e) {
   if (bad_place_.empty()) return;
   if (e.event() == "job_failed" && !metrics_.empty() && good_workers_suffice())
     violated(bad_place_ + " ended the job: " + e.cause());
+  // The only worker of a host that the coordinator knows is its host.
+  const auto all_of = [this](const std::string& host) {
+    const pb::JobStatus known = coordinator_->status();
+    return std::ranges::all_of(known.workers(), [&](const auto& w) {
+      return (w.host() == host) == (w.name() == bad_place_);
+    });
+  };
   if (e.event() == "host_cordoned" && e.host() != bad_place_ &&
-      e.worker() != bad_place_ && !metrics_.empty() &&
+      e.worker() != bad_place_ && !metrics_.empty() && !all_of(e.host()) &&
       e.detail().find("link to " + bad_place_ + " ") == std::string::npos)
     violated("{} is blamed for {}: {}", e.host(), bad_place_,
              e.ShortDebugString());

@@ -402,12 +402,11 @@ class Cluster {
   std::deque<std::function<void()>> unwritten_;
   uint64_t given_ = 0, written_ = 0;  // numbers of writes
   server::Wait first_waits_, call_lasts_;
-  std::deque<std::function<bool()>>
-      acts_;  // each runs once all earlier writes are done
-  std::optional<pb::Durable> decided_;  // the newest queued, or journal_
-  bool asks_auto_ = false;              // a user asks for no given mesh
-  std::optional<pb::Durable> adopted_;  // journal_ when it started
-  size_t unwritten_lines_ = 0;          // the last of metrics_
+  std::deque<std::function<bool()>> acts_;  // each after all earlier writes
+  std::optional<pb::Durable> decided_;      // the newest queued, or journal_
+  bool asks_auto_ = false;                  // the last mesh asked for was none
+  std::optional<pb::Durable> adopted_;      // journal_ when it started
+  size_t unwritten_lines_ = 0;              // the last of metrics_
   // Directives to its workers, as in server::DirectiveSender.
   struct Place {
     uint64_t incarnation = 0;
@@ -456,6 +455,7 @@ class Cluster {
   int64_t rival_ends_ms_ = 0;
   std::vector<core::Input> rival_mail_;  // while there was no other one
   std::set<std::string> rival_hears_;    // these workers for certain
+  std::set<std::string> lost_alone_;  // workers, when only one host was known
   int64_t coordinator_frozen_until_ = 0;
   bool done_ = false;
   int exit_code_ = -1;

@@ -310,7 +310,6 @@ void Cluster::ask_mesh() {
   trace("mesh " + c.layout());
   asks_auto_ = c.layout() == "auto";
   ask(c);
-  asks_auto_ = false;
 }
 
 // Ends all faults, restarts what is down, and adds workers.

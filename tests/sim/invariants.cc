@@ -384,13 +384,16 @@ void Cluster::check_event(const pb::EventRecord& e) {
       healthy(e.worker()))
     violated("declared silent although it is healthy: " + e.worker());
   if (e.event() == "worker_lost") check_lost_worker(e);
+  // Of one host alone it cannot know which side is cut off.
+  if (e.event() == "worker_lost" && !knows_hosts())
+    lost_alone_.insert(e.worker());
   check_link_search(e);
   check_room(e);
   if (calm_ && bad_place_.empty() && e.event() == "worker_lost" &&
       knows_hosts())
     violated("declared dead although it is alive: " + e.ShortDebugString());
   // Ranks that end wait for a fence, for which they need the coordinator.
-  if (cut_off_ && knows_hosts() &&
+  if (cut_off_ && knows_hosts() && !lost_alone_.contains(e.worker()) &&
       e.cause().find("no progress") == std::string::npos &&
       (e.event() == "failure" || e.event() == "host_cordoned"))
     violated("nothing failed: " + e.ShortDebugString());

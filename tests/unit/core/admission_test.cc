@@ -26,8 +26,7 @@ class Admission : public testing::Test {
     give(report("a", 1));
     core_.on(CheckpointsScanned{}, now_);
     pb::Report prepared = report("a", 2);
-    prepared.set_generation(1);
-    prepared.set_state(pb::Report::PREPARED);
+    merge_text("generation: 1 state: PREPARED", &prepared);
     give(prepared);
     give(running_report("a", 3, 0, 0));
     CHECK(core_.durable().phase() == pb::Durable::RUNNING);
@@ -127,8 +126,7 @@ TEST_F(Admission, WorkersAreBoundedInNumber) {
 // elastic.closed_after_ms
 TEST(ClosedConnection, IsALossAfterTheJobsTime) {
   for (const int64_t closed_ms : {0, 900'000}) {
-    Options o;
-    o.job.mutable_elastic()->set_dead_after_ms(1'000'000);
+    Options o = OneWorker::options();  // a silence of 1'000'000 ms is death
     o.job.mutable_elastic()->set_closed_after_ms(closed_ms);
     Coordinator core(o);
     core.start(0);
@@ -144,16 +142,14 @@ TEST(ClosedConnection, IsALossAfterTheJobsTime) {
 
 TEST_F(Admission, AWorkerWithoutACommonProtocolIsRefusedPermanently) {
   pb::Report far = report("far", 1);
-  far.set_protocol(9);
-  far.set_oldest_protocol(7);
+  merge_text("protocol: 9 oldest_protocol: 7", &far);
   const auto refused = all_of<Refuse>(give(far));
   ASSERT_EQ(refused.size(), 1U);
   EXPECT_EQ(refused[0].refusal.kind(), pb::Refusal::PERMANENT);
   EXPECT_HAS(refused[0].refusal.reason(), "versions 7 to 9");
   EXPECT_TRUE(core_.roster().find("far") == nullptr);
   pb::Report next = report("next", 1);
-  next.set_protocol(9);
-  next.set_oldest_protocol(1);
+  merge_text("protocol: 9 oldest_protocol: 1", &next);
   EXPECT_TRUE(all_of<Refuse>(give(next)).empty());
   EXPECT_TRUE(core_.roster().find("next") != nullptr);
 }
@@ -180,9 +176,8 @@ TEST_F(Admission, StepsBeyondTheJobsAreRefused) {
 
 TEST_F(Admission, RanksAreAcceptedOnlyFromTheWorkerThatRunsThem) {
   pb::Report stranger = running_report("b", 1, 0, 5);
-  stranger.mutable_ranks(0)->set_checkpoint_step(6);
-  stranger.mutable_ranks(0)->set_exited(true);
-  stranger.mutable_ranks(0)->set_exit_code(3);
+  merge_text("checkpoint_step: 6 exited: true exit_code: 3",
+             stranger.mutable_ranks(0));
   EXPECT_EQ(events_of(give(stranger)),
             std::vector<std::string>{"worker_joined"});
   EXPECT_EQ(core_.status().checkpoint_step(), 0);
@@ -214,10 +209,8 @@ TEST_F(Admission, AMachineWithTheSameHostNameCannotTakeAWorkerName) {
 }
 
 TEST_F(Admission, FenceContributionsAreBoundedByTheRanks) {
-  pb::FenceIn f;
-  f.set_worker("a");
-  f.set_incarnation(1);
-  f.set_generation(1);
+  auto f =
+      text_message<pb::FenceIn>("worker: 'a' incarnation: 1 generation: 1");
   const auto answers = [&] {
     return all_of<SendFence>(core_.on(received(f), now_)).size();
   };
@@ -241,10 +234,7 @@ TEST(Planner, AnInvalidMemberIsIgnored) {
     if (std::string(name) == "b") r.set_slots(-1);
     roster.on_report(r, d, 500, 0);
   }
-  pb::Job job;
-  job.mutable_train()->set_global_batch_size(4);
-  job.mutable_train()->set_local_batch_size(1);
-  const MeshPolicy policy(job, std::nullopt);
+  const MeshPolicy policy(small_job(), std::nullopt);
   ASSERT_OK_AND(const auto placed,
                 policy.place({.roster = roster, .durable = d}));
   EXPECT_EQ(placed.ranks.size(), 1U);

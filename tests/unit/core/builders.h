@@ -1,8 +1,6 @@
 // Small reports and durable states for the tests of the core's values.
 #pragma once
 
-#include <google/protobuf/text_format.h>
-
 #include <string>
 #include <variant>
 #include <vector>
@@ -11,10 +9,10 @@
 #include "coordinator/core/cluster_view.h"
 #include "coordinator/core/roster.h"
 #include "parallel/geometry/param_table.h"
-#include "proto/base/check.h"
 #include "proto/control.pb.h"
 #include "tests/testing/llama.h"
 #include "tests/testing/messages.h"
+#include "tests/testing/text_message.h"
 
 namespace remesh::core {
 
@@ -29,11 +27,8 @@ std::vector<A> all_of(const std::vector<Action>& actions) {
   return out;
 }
 
-// A failure as text, as in "what: 'x' rank: 1".
 inline pb::Cause cause(const std::string& text) {
-  pb::Cause c;
-  CHECK(google::protobuf::TextFormat::ParseFromString(text, &c));
-  return c;
+  return text_message<pb::Cause>(text);
 }
 
 inline geometry::ParamTable small_model() {
@@ -42,24 +37,18 @@ inline geometry::ParamTable small_model() {
 }
 
 inline pb::Job small_job() {
-  pb::Job j;
-  j.mutable_train()->set_steps(100);
-  j.mutable_train()->set_global_batch_size(8);
-  j.mutable_train()->set_local_batch_size(1);
-  j.mutable_elastic()->set_join_window_ms(1000);
-  j.mutable_elastic()->set_rejoin_wait_ms(5000);
-  j.mutable_elastic()->set_max_same_failures(3);
-  return j;
+  return text_message<pb::Job>(R"(
+      train { steps: 100 global_batch_size: 8 local_batch_size: 1 }
+      elastic {
+        join_window_ms: 1000 rejoin_wait_ms: 5000 max_same_failures: 3
+      })");
 }
 
 inline void set_small_model(pb::Job* job) {
-  pb::Model* m = job->mutable_model();
-  m->set_dim(64);
-  m->set_n_layers(2);
-  m->set_n_heads(4);
-  m->set_n_kv_heads(4);
-  m->set_hidden_dim(128);
-  m->set_vocab_size(257);
+  merge_text(
+      "dim: 64 n_layers: 2 n_heads: 4 n_kv_heads: 4 hidden_dim: 128 "
+      "vocab_size: 257",
+      job->mutable_model());
 }
 
 inline pb::Report report(const std::string& worker, uint64_t seq,

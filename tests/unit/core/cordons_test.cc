@@ -32,6 +32,8 @@ struct Fixture : RosterFixture {
   }
 };
 
+class BlameTest : public testing::Test, protected Fixture {};
+
 std::vector<std::string> hosts(const Blame& b) {
   std::vector<std::string> out;
   for (const Site& s : b.sites) out.push_back(s.host);
@@ -52,101 +54,97 @@ pb::Cause on_host(const std::string& host) {
   return f;
 }
 
-TEST(Blame, CountsFailuresToStartOnTheHost) {
-  Fixture f;
+TEST_F(BlameTest, CountsFailuresToStartOnTheHost) {
   pb::Cause failure = on_host("h");
   failure.set_at_start(true);
-  EXPECT_EQ(hosts(f.blame(failure)), std::vector<std::string>{"h"});
-  EXPECT_EQ(f.blame(failure).enough, 2);
-  EXPECT_EQ(f.blame(failure, /*others_can_run=*/false).enough, 3);
+  EXPECT_EQ(hosts(blame(failure)), std::vector<std::string>{"h"});
+  EXPECT_EQ(blame(failure).enough, 2);
+  EXPECT_EQ(blame(failure, /*others_can_run=*/false).enough, 3);
   failure.set_rank(-1);
-  EXPECT_EQ(f.blame(failure).enough, 3) << "a daemon was restarted";
+  EXPECT_EQ(blame(failure).enough, 3) << "a daemon was restarted";
   failure.clear_hosts();
-  EXPECT_TRUE(f.blame(failure).sites.empty()) << "nobody is at fault";
+  EXPECT_TRUE(blame(failure).sites.empty()) << "nobody is at fault";
 }
 
-TEST(Blame, OnlyTheWorkerIsBlamedIfOthersOfItsHostAreWell) {
-  Fixture f;
-  f.hear_on("h", "w");
+TEST_F(BlameTest, OnlyTheWorkerIsBlamedIfOthersOfItsHostAreWell) {
+  hear_on("h", "w");
   pb::Cause failure = on_host("h");
   set_workers({"w"}, &failure);
   failure.set_at_start(true);
-  EXPECT_EQ(f.sites(failure), std::vector<std::string>{"h"});
-  f.hear_on("h", "v");
-  EXPECT_EQ(f.sites(failure), std::vector<std::string>{"worker w on h"});
+  EXPECT_EQ(sites(failure), std::vector<std::string>{"h"});
+  hear_on("h", "v");
+  EXPECT_EQ(sites(failure), std::vector<std::string>{"worker w on h"});
   for (int i = 0; i < 3; ++i)
-    suspect({.host = "h"}, failure, 0, 0, f.durable.mutable_host_faults());
-  EXPECT_EQ(f.sites(failure), std::vector<std::string>{"worker w on h"})
+    suspect({.host = "h"}, failure, 0, 0, durable.mutable_host_faults());
+  EXPECT_EQ(sites(failure), std::vector<std::string>{"worker w on h"})
       << "v was not there when the host failed";
-  f.durable.clear_host_faults();
+  durable.clear_host_faults();
   failure.set_exit_code(kExitNoRoom);
-  EXPECT_EQ(f.sites(failure), std::vector<std::string>{"h"})
+  EXPECT_EQ(sites(failure), std::vector<std::string>{"h"})
       << "the host lacks it";
   failure.set_exit_code(kExitFailed);
-  EXPECT_EQ(f.sites(failure), std::vector<std::string>{"worker w on h"})
+  EXPECT_EQ(sites(failure), std::vector<std::string>{"worker w on h"})
       << "its data may not be mounted";
   failure.set_at_start(false);
-  EXPECT_EQ(f.sites(failure), std::vector<std::string>{"h"});
+  EXPECT_EQ(sites(failure), std::vector<std::string>{"h"});
   failure.set_at_start(true);
   failure.set_exit_code(0);
   failure.set_silent(true);
-  EXPECT_EQ(f.sites(failure), std::vector<std::string>{"h"});
+  EXPECT_EQ(sites(failure), std::vector<std::string>{"h"});
   failure.set_silent(false);
   failure.set_at_start(false);
-  EXPECT_EQ(f.sites(failure), std::vector<std::string>{"worker w on h"})
+  EXPECT_EQ(sites(failure), std::vector<std::string>{"worker w on h"})
       << "in training, too";
   failure.set_at_start(true);
   set_workers({"v", "w"}, &failure);
-  EXPECT_EQ(f.sites(failure), std::vector<std::string>{"h"}) << "both failed";
+  EXPECT_EQ(sites(failure), std::vector<std::string>{"h"}) << "both failed";
   set_workers({"w"}, &failure);
   suspect({.host = "h", .worker = "v", .in_training = true}, failure, 60, 0,
-          f.durable.mutable_host_faults());
-  EXPECT_EQ(f.sites(failure), std::vector<std::string>{"worker w on h"})
+          durable.mutable_host_faults());
+  EXPECT_EQ(sites(failure), std::vector<std::string>{"worker w on h"})
       << "the other one has started";
   set_workers({"v"}, &failure);
   for (int i = 0; i < 2; ++i)
     suspect({.host = "h", .worker = "w"}, failure, 0, 0,
-            f.durable.mutable_host_faults());
-  EXPECT_EQ(f.sites(failure), std::vector<std::string>{"h"})
+            durable.mutable_host_faults());
+  EXPECT_EQ(sites(failure), std::vector<std::string>{"h"})
       << "one after the other";
   set_workers({"w"}, &failure);
-  EXPECT_EQ(f.sites(failure), std::vector<std::string>{"worker w on h"})
+  EXPECT_EQ(sites(failure), std::vector<std::string>{"worker w on h"})
       << "as before, whatever the others do";
   failure.set_at_start(false);
   set_workers({"v"}, &failure);
-  EXPECT_EQ(f.sites(failure), std::vector<std::string>{"worker v on h"})
+  EXPECT_EQ(sites(failure), std::vector<std::string>{"worker v on h"})
       << "in training this ends the other's row";
 }
 
-TEST(Blame, AHangOfANewHostCordonsItAtOnce) {
-  Fixture f;
+TEST_F(BlameTest, AHangOfANewHostCordonsItAtOnce) {
   pb::Cause failure = on_host("h");
   failure.set_at_start(true);
   failure.set_hung(true);
-  EXPECT_EQ(f.blame(failure).enough, 2) << "no host is proven";
-  f.durable.mutable_host_faults()->add_proven("a");
-  EXPECT_EQ(f.blame(failure).enough, 1);
-  EXPECT_EQ(f.blame(failure, /*others_can_run=*/false).enough, 3);
-  f.durable.mutable_host_faults()->add_proven("h");
-  EXPECT_EQ(f.blame(failure).enough, 2);
+  EXPECT_EQ(blame(failure).enough, 2) << "no host is proven";
+  durable.mutable_host_faults()->add_proven("a");
+  EXPECT_EQ(blame(failure).enough, 1);
+  EXPECT_EQ(blame(failure, /*others_can_run=*/false).enough, 3);
+  durable.mutable_host_faults()->add_proven("h");
+  EXPECT_EQ(blame(failure).enough, 2);
   failure.set_rank(-1);
-  EXPECT_EQ(f.blame(failure).enough, 2) << "whichever rank it is";
+  EXPECT_EQ(blame(failure).enough, 2) << "whichever rank it is";
 }
 
-TEST(Blame, DeathsInTrainingCountForAWhile) {
-  Fixture f;
-  const Blame blame = f.blame(on_host("h"));
-  ASSERT_EQ(blame.sites.size(), 1U);
-  EXPECT_TRUE(blame.sites[0].in_training);
-  EXPECT_EQ(blame.enough, 4);
-  EXPECT_GT(blame.remembered_s, 0);
-  EXPECT_TRUE(f.blame(on_host("h"), /*others_can_run=*/false).sites.empty());
+TEST_F(BlameTest, DeathsInTrainingCountForAWhile) {
+  const Blame death = blame(on_host("h"));
+  ASSERT_EQ(death.sites.size(), 1U);
+  EXPECT_TRUE(death.sites[0].in_training);
+  EXPECT_EQ(death.enough, 4);
+  EXPECT_GT(death.remembered_s, 0);
+  EXPECT_TRUE(blame(on_host("h"), /*others_can_run=*/false).sites.empty());
   pb::Cause lost = on_host("h");
   lost.set_rank(-1);
-  EXPECT_TRUE(f.blame(lost).sites.empty()) << "a daemon was restarted";
+  EXPECT_TRUE(blame(lost).sites.empty()) << "a daemon was restarted";
 }
 
-TEST(Blame, ProvenHostsAreNotBlamedForTheStartOfAMeshWithOthers) {
+TEST_F(BlameTest, ProvenHostsAreNotBlamedForTheStartOfAMeshWithOthers) {
   pb::HostFaults faults;
   const auto blamed = [&](const pb::Cause& f) {
     return hosts(of_unproven(f, faults));
@@ -173,91 +171,83 @@ TEST(Blame, ProvenHostsAreNotBlamedForTheStartOfAMeshWithOthers) {
   }
 }
 
-TEST(Blame, ARepeatedFailureIsBlamedOnTheHost) {
-  Fixture f;
-  f.durable.mutable_budget()->set_same_failures(2);
-  EXPECT_TRUE(f.blame(on_host("h"), false).sites.empty());
-  f.durable.mutable_budget()->set_same_failures(3);
-  EXPECT_EQ(f.blame(on_host("h")).enough, 1);
+TEST_F(BlameTest, ARepeatedFailureIsBlamedOnTheHost) {
+  durable.mutable_budget()->set_same_failures(2);
+  EXPECT_TRUE(blame(on_host("h"), false).sites.empty());
+  durable.mutable_budget()->set_same_failures(3);
+  EXPECT_EQ(blame(on_host("h")).enough, 1);
 }
 
-TEST(Blame, LossesBySilenceAreRememberedLonger) {
-  Fixture f;
+TEST_F(BlameTest, LossesBySilenceAreRememberedLonger) {
   pb::Cause failure = on_host("h");
   failure.set_rank(-1);
   failure.set_silent(true);
-  EXPECT_EQ(f.blame(failure).enough, 2);
-  EXPECT_GT(f.blame(failure).remembered_s, 0);
-  EXPECT_TRUE(f.blame(failure, false).sites.empty());
+  EXPECT_EQ(blame(failure).enough, 2);
+  EXPECT_GT(blame(failure).remembered_s, 0);
+  EXPECT_TRUE(blame(failure, false).sites.empty());
 }
 
-TEST(Blame, AllHostsWhoseRanksFailedToStartAreCounted) {
-  Fixture f;
+TEST_F(BlameTest, AllHostsWhoseRanksFailedToStartAreCounted) {
   pb::Cause failure = on_host("h");
   failure.add_hosts("i");
   failure.set_at_start(true);
-  EXPECT_EQ(hosts(f.blame(failure)), hosts(failure));
-  EXPECT_TRUE(f.blame(failure).others_can_run);
-  EXPECT_FALSE(f.blame(failure, /*others_can_run=*/false).others_can_run);
+  EXPECT_EQ(hosts(blame(failure)), hosts(failure));
+  EXPECT_TRUE(blame(failure).others_can_run);
+  EXPECT_FALSE(blame(failure, /*others_can_run=*/false).others_can_run);
 }
 
-TEST(Blame, WithoutASourceThatCodeIsBlamedOnTheHost) {
-  Fixture f;
+TEST_F(BlameTest, WithoutASourceThatCodeIsBlamedOnTheHost) {
   pb::Cause failure = on_host("h");
   failure.set_exit_code(kExitBadSource);
   failure.set_at_start(true);
   failure.add_hosts("i");
-  EXPECT_EQ(f.blame(failure).enough, 2);
+  EXPECT_EQ(blame(failure).enough, 2);
 }
 
 constexpr int64_t kNever = INT64_MAX;
 
-TEST(Blame, ASourceThatTwoHostsCannotLoadIsBad) {
-  Fixture f;
-  f.durable.mutable_assignment()->mutable_source()->set_kind(
+TEST_F(BlameTest, ASourceThatTwoHostsCannotLoadIsBad) {
+  durable.mutable_assignment()->mutable_source()->set_kind(
       pb::Source::CHECKPOINT);
   pb::Cause failure = on_host("h");
   failure.set_exit_code(kExitBadSource);
-  EXPECT_EQ(f.blame(failure).enough, 1);
+  EXPECT_EQ(blame(failure).enough, 1);
   failure.add_hosts("i");
-  EXPECT_EQ(f.blame(failure).enough, kNever);
+  EXPECT_EQ(blame(failure).enough, kNever);
   failure.mutable_hosts()->RemoveLast();
-  pb::HostFaults* faults = f.durable.mutable_host_faults();
+  pb::HostFaults* faults = durable.mutable_host_faults();
   cordon({.host = "i"}, cause_of("killed by signal 9 (SIGKILL)"), 0, faults);
-  EXPECT_EQ(f.blame(failure).enough, 1) << "that was something else";
+  EXPECT_EQ(blame(failure).enough, 1) << "that was something else";
   cordon({.host = "h"}, cause("what: 'no such file' exit_code: 65"), 0, faults);
-  EXPECT_EQ(f.blame(failure).enough, 1) << "it is the same host";
+  EXPECT_EQ(blame(failure).enough, 1) << "it is the same host";
   cordon({.host = "i"}, cause("what: 'no such file' exit_code: 65"), 0, faults);
-  EXPECT_EQ(f.blame(failure).enough, kNever);
+  EXPECT_EQ(blame(failure).enough, kNever);
 }
 
-TEST(Blame, NoHostIsBlamedForAnIncompleteSource) {
-  Fixture f;
-  pb::Source* source = f.durable.mutable_assignment()->mutable_source();
+TEST_F(BlameTest, NoHostIsBlamedForAnIncompleteSource) {
+  pb::Source* source = durable.mutable_assignment()->mutable_source();
   source->set_kind(pb::Source::MEMORY);
   source->add_states()->set_worker("gone");
   pb::Cause failure = on_host("h");
   failure.set_exit_code(kExitBadSource);
-  EXPECT_TRUE(f.blame(failure).sites.empty());
+  EXPECT_TRUE(blame(failure).sites.empty());
 }
 
-TEST(Blame, AllHostsThatCannotContinueAreNamed) {
-  Fixture f;
+TEST_F(BlameTest, AllHostsThatCannotContinueAreNamed) {
   pb::Cause failure = on_host("h");
   failure.add_hosts("i");
   failure.set_exit_code(kExitFailed);
-  EXPECT_EQ(hosts(f.blame(failure)), hosts(failure));
-  EXPECT_EQ(f.blame(failure).enough, 1);
+  EXPECT_EQ(hosts(blame(failure)), hosts(failure));
+  EXPECT_EQ(blame(failure).enough, 1);
   failure.set_exit_code(kExitNoRoom);
-  EXPECT_EQ(hosts(f.blame(failure)), hosts(failure));
-  EXPECT_EQ(f.blame(failure).enough, 2) << "once without replicas";
+  EXPECT_EQ(hosts(blame(failure)), hosts(failure));
+  EXPECT_EQ(blame(failure).enough, 2) << "once without replicas";
   for (int i = 0; i < 2; ++i)
-    suspect({.host = "h"}, failure, 0, 0, f.durable.mutable_host_faults());
-  EXPECT_EQ(hosts(f.blame(failure, false)), hosts(failure))
+    suspect({.host = "h"}, failure, 0, 0, durable.mutable_host_faults());
+  EXPECT_EQ(hosts(blame(failure, false)), hosts(failure))
       << "they have too little room for any state";
-  f.durable.mutable_assignment()->mutable_source()->set_kind(
-      pb::Source::MEMORY);
-  EXPECT_TRUE(f.blame(failure, false).sites.empty()) << "an older state may do";
+  durable.mutable_assignment()->mutable_source()->set_kind(pb::Source::MEMORY);
+  EXPECT_TRUE(blame(failure, false).sites.empty()) << "an older state may do";
 }
 
 // Whatever their texts say.

@@ -18,14 +18,10 @@
 namespace remesh::core {
 namespace {
 
-uint64_t fresh_seed() { return test_seed(); }
-
 TEST(JoinWindow, WorkersThatKeepJoiningDelayTheStartForTenWindows) {
-  Options o;
-  o.job.mutable_train()->set_global_batch_size(4);
-  o.job.mutable_train()->set_local_batch_size(1);
-  o.job.mutable_elastic()->set_join_window_ms(100);
-  Coordinator core(std::move(o));
+  Coordinator core({.job = text_message<pb::Job>(
+                        "train { global_batch_size: 4 local_batch_size: 1 } "
+                        "elastic { join_window_ms: 100 }")});
   int64_t now = 0;
   core.start(now);
   const auto hear = [&](const std::string& worker, uint64_t incarnation) {
@@ -50,7 +46,7 @@ std::optional<int64_t> newest_good(const CheckpointsScanned& scan,
 }
 
 TEST(Source, IsTheNewestValidCheckpointThatHasNotFailedToLoad) {
-  const uint64_t seed = fresh_seed();
+  const uint64_t seed = test_seed();
   SCOPED_TRACE(fmt::format("seed {}", seed));
   std::mt19937_64 rng(seed);
   for (int round = 0; round < 200; ++round) {
@@ -131,9 +127,7 @@ TEST(Metrics, AreAcceptedFromParticipantsOnly) {
   OneWorker w;
   w.run({});
   ASSERT_EQ(w.phase(), pb::Durable::RUNNING);
-  pb::RankStatus rank;
-  rank.set_rank(0);
-  rank.set_committed_step(1);
+  const auto rank = text_message<pb::RankStatus>("rank: 0 committed_step: 1");
   w.report(pb::Report::RUNNING, rank, "outsider", 9.0);
   w.report(pb::Report::RUNNING, rank, "a", 2.0);
   const auto recorded = all_of<AppendMetrics>(w.last);
@@ -249,10 +243,9 @@ TEST(Drain, TakesEveryLifeOfAWorkerUntilOneWasSentAway) {
   (void)core->start(0);
   (void)core->on(received(running_report("a", 1, 0, 1)), 10);
   (void)core->on(received(running_report("b", 1, 1, 1)), 10);
-  pb::Command drain;
-  drain.set_kind(pb::Command::DRAIN);
-  drain.set_worker("b");
-  (void)core->on(CommandReceived{1, drain}, 20);
+  (void)core->on(
+      CommandReceived{1, text_message<pb::Command>("kind: DRAIN worker: 'b'")},
+      20);
   EXPECT_EQ(core->durable().phase(), pb::Durable::FINISHING);
   // What the incarnation of b is told when it joins.
   const auto told = [&](uint64_t incarnation, int64_t now_ms) {
@@ -300,10 +293,8 @@ TEST(End, IsSentToWorkersThatWereSilentDuringAnAbsence) {
 // Nobody has found the coordinator when it starts.
 TEST(Restart, AStopWaitsForWorkersThatMayHoldStepsThatAreNotSaved) {
   for (const bool discards : {false, true}) {
-    Options o;
-    o.job = small_job();
-    o.job.mutable_elastic()->set_keep_state(true);
-    o.job.mutable_elastic()->set_rejoin_wait_ms(0);
+    Options o{.job = small_job()};
+    merge_text("elastic { keep_state: true rejoin_wait_ms: 0 }", &o.job);
     set_small_model(&o.job);
     o.restored = running({"a"}, pb::Durable::WAITING);
     o.restored->set_stop_requested(true);
@@ -359,9 +350,7 @@ TEST(End, OfTheLastStepIsNotThatOfRanksThatTheirWorkerKilled) {
     OneWorker w;
     w.run({});
     ASSERT_EQ(w.phase(), pb::Durable::RUNNING);
-    pb::RankStatus rank;
-    rank.set_rank(0);
-    rank.set_committed_step(1000);
+    auto rank = text_message<pb::RankStatus>("rank: 0 committed_step: 1000");
     w.report(pb::Report::RUNNING, rank, "a", /*loss=*/2.0);
     w.scan_asked_ms = -1;
     rank.set_exited(true);
@@ -374,10 +363,10 @@ TEST(End, OfTheLastStepIsNotThatOfRanksThatTheirWorkerKilled) {
 }
 
 TEST(Restart, TheMeshThatIsAdoptedWasMeasuredBefore) {
-  Options o;
-  o.job = small_job();
-  o.job.mutable_parallel()->set_tensor_parallel_degree(-1);
-  o.job.mutable_elastic()->set_keep_state(false);
+  Options o{.job = small_job()};
+  merge_text(
+      "parallel { tensor_parallel_degree: -1 } elastic { keep_state: false }",
+      &o.job);
   set_small_model(&o.job);
   o.restored = running({"a"});
   for (int step = 1; step <= 9; ++step) {
@@ -390,11 +379,9 @@ TEST(Restart, TheMeshThatIsAdoptedWasMeasuredBefore) {
   Coordinator core(std::move(o));
   (void)core.start(0);
   pb::Report r = running_report("a", 1, 0, 9);
-  r.mutable_ranks(0)->set_exited(true);
-  r.mutable_ranks(0)->set_exit_code(1);
+  merge_text("exited: true exit_code: 1", r.mutable_ranks(0));
   (void)core.on(received(r), 50);
-  r.set_seq(2);
-  r.set_state(pb::Report::QUIESCED);
+  merge_text("seq: 2 state: QUIESCED", &r);
   (void)core.on(received(r), 100);
   (void)core.on(CheckpointsScanned{}, 150);
   EXPECT_EQ(core.durable().generation(), 2);
@@ -439,15 +426,11 @@ TEST(Status, AJobWaitsForWorkersAlsoIfOnlyAnAnswerIsMissing) {
 // epoch, so that nothing of the older life can be mistaken for it.
 TEST(Restart, JournalsANewerEpochFirst) {
   for (int phase = 0; phase <= pb::Durable::Phase_MAX; ++phase) {
-    Options o;
-    o.job.mutable_train()->set_steps(10);
-    o.job.mutable_train()->set_global_batch_size(1);
-    o.job.mutable_train()->set_local_batch_size(1);
-    pb::Durable d;
-    d.set_epoch(41);
-    d.set_generation(3);
-    d.set_phase(static_cast<pb::Durable::Phase>(phase));
-    o.restored = d;
+    Options o{.job = text_message<pb::Job>(
+                  "train { steps: 10 global_batch_size: 1 local_batch_size: 1 "
+                  "}")};
+    o.restored = text_message<pb::Durable>("epoch: 41 generation: 3");
+    o.restored->set_phase(static_cast<pb::Durable::Phase>(phase));
     Coordinator c(std::move(o));
     const auto actions = c.start(1000);
     ASSERT_FALSE(actions.empty());

@@ -12,12 +12,9 @@ namespace remesh::core {
 namespace {
 
 pb::Elastic elastic() {
-  pb::Elastic e;
-  e.set_report_every_ms(100);
-  e.set_hang_after_s(2);
-  e.set_max_same_failures(3);
-  e.set_max_failures_without_progress(5);
-  return e;
+  return text_message<pb::Elastic>(
+      "report_every_ms: 100 hang_after_s: 2 max_same_failures: 3 "
+      "max_failures_without_progress: 5");
 }
 
 struct Fixture : RosterFixture {
@@ -29,75 +26,64 @@ struct Fixture : RosterFixture {
   }
 };
 
-TEST(FailureDetector, NamesTheRankThatWasKilledNotItsVictim) {
-  Fixture f;
-  f.hear(running_report("a", 1, 0, 3), 0);
+class FailureDetectorTest : public testing::Test, protected Fixture {};
+
+TEST_F(FailureDetectorTest, NamesTheRankThatWasKilledNotItsVictim) {
+  hear(running_report("a", 1, 0, 3), 0);
   pb::Report victim = running_report("b", 1, 1, 3);
-  victim.mutable_ranks(0)->set_exited(true);
-  victim.mutable_ranks(0)->set_exit_code(1);
-  victim.mutable_ranks(0)->set_waits(true);
-  f.hear(victim, 10);
-  const auto noticed = f.find(20);
+  merge_text("exited: true exit_code: 1 waits: true", victim.mutable_ranks(0));
+  hear(victim, 10);
+  const auto noticed = find(20);
   ASSERT_TRUE(noticed);
   EXPECT_EQ(noticed->rank(), 1);
   pb::Report culprit = running_report("a", 2, 0, 3);
-  culprit.mutable_ranks(0)->set_exited(true);
-  culprit.mutable_ranks(0)->set_signal(9);
-  f.hear(culprit, 30);
-  const pb::Cause settled = f.detector.settle(*noticed, f.view(40));
+  merge_text("exited: true signal: 9", culprit.mutable_ranks(0));
+  hear(culprit, 30);
+  const pb::Cause settled = detector.settle(*noticed, view(40));
   EXPECT_EQ(settled.rank(), 0);
   EXPECT_TRUE(settled.by_signal());
 }
 
-TEST(FailureDetector, AnyHostOfThePlanMayBeTheOneThatCannotBeReached) {
-  Fixture f;
-  f.durable = running({"a", "b", "c"});
+TEST_F(FailureDetectorTest, AnyHostOfThePlanMayBeTheOneThatCannotBeReached) {
+  durable = running({"a", "b", "c"});
   pb::Report r = running_report("a", 1, 0, 0);
-  pb::RankStatus* rank = r.mutable_ranks(0);
-  rank->set_phase(pb::RankStatus::CONNECTING);
-  rank->set_exited(true);
-  rank->set_exit_code(kExitWorld);
-  f.hear(r, 0);
-  f.hear(running_report("b", 1, 1, 0), 0);
-  const auto failure = f.find(10);
+  merge_text("phase: CONNECTING exited: true", r.mutable_ranks(0));
+  r.mutable_ranks(0)->set_exit_code(kExitWorld);
+  hear(r, 0);
+  hear(running_report("b", 1, 1, 0), 0);
+  const auto failure = find(10);
   ASSERT_TRUE(failure);
   EXPECT_EQ(failure->between_size(), 3) << "c has not reported yet";
 }
 
-TEST(FailureDetector, ALostParticipantIsAFailureALostSpareIsNot) {
-  Fixture f;
-  f.durable.mutable_assignment()->mutable_ranks()->RemoveLast();
-  f.hear(running_report("a", 1, 0, 3), 0);
-  EXPECT_FALSE(f.find(10)) << "b has no ranks";
-  f.roster.expire(f.durable, 50, 100);
-  const auto lost = f.find(100);
+TEST_F(FailureDetectorTest, ALostParticipantIsAFailureALostSpareIsNot) {
+  durable.mutable_assignment()->mutable_ranks()->RemoveLast();
+  hear(running_report("a", 1, 0, 3), 0);
+  EXPECT_FALSE(find(10)) << "b has no ranks";
+  roster.expire(durable, 50, 100);
+  const auto lost = find(100);
   ASSERT_TRUE(lost);
   EXPECT_EQ(lost->worker(), "a");
 }
 
-TEST(FailureDetector, NamesAllHostsWhoseRanksEndedTheSameWay) {
-  Fixture f;
+TEST_F(FailureDetectorTest, NamesAllHostsWhoseRanksEndedTheSameWay) {
   for (const auto& [name, rank] : {std::pair("a", 0), {"b", 1}}) {
     pb::Report r = running_report(name, 1, rank, 0);
-    r.mutable_ranks(0)->set_exited(true);
-    r.mutable_ranks(0)->set_exit_code(3);
-    f.hear(r, 100);
+    merge_text("exited: true exit_code: 3", r.mutable_ranks(0));
+    hear(r, 100);
   }
-  const auto failure = f.find(100);
+  const auto failure = find(100);
   ASSERT_TRUE(failure);
   EXPECT_EQ(join({failure->hosts().begin(), failure->hosts().end()}),
             "host-a, host-b");
 }
 
-TEST(FailureDetector, APeerThatCannotBeReachedIsABadLink) {
+TEST_F(FailureDetectorTest, APeerThatCannotBeReachedIsABadLink) {
   for (const bool peer_dies : {false, true}) {
     Fixture f;
     pb::Report a = running_report("a", 1, 0, 0);
-    pb::RankStatus* s = a.mutable_ranks(0);
-    s->set_exited(true);
-    s->set_exit_code(1);
-    s->set_waits(true);
-    s->mutable_at()->set_peer(1);
+    merge_text("exited: true exit_code: 1 waits: true at { peer: 1 }",
+               a.mutable_ranks(0));
     f.hear(a, 100);
     pb::Report b = running_report("b", 1, 1, 0);
     b.mutable_ranks(0)->set_exited(peer_dies);
@@ -111,25 +97,25 @@ TEST(FailureDetector, APeerThatCannotBeReachedIsABadLink) {
   }
 }
 
-TEST(FailureDetector, AHangNeedsProgressFirstAndFreshReports) {
-  Fixture f;
+TEST_F(FailureDetectorTest, AHangNeedsProgressFirstAndFreshReports) {
   const auto hear_both = [&](uint64_t seq, int64_t now_ms) {
-    f.hear(running_report("a", seq, 0, 3, 5), now_ms);
-    f.hear(running_report("b", seq, 1, 3, 5), now_ms);
+    hear(running_report("a", seq, 0, 3, 5), now_ms);
+    hear(running_report("b", seq, 1, 3, 5), now_ms);
   };
   uint64_t seq = 0;
   for (int64_t t = 0; t <= 3000; t += 100) hear_both(++seq, t);
-  EXPECT_FALSE(f.find(3000)) << "starting takes longer";
-  f.detector.note_progress();
-  EXPECT_TRUE(f.find(3000));
-  EXPECT_FALSE(f.find(3000 + 501)) << "nobody has reported lately";
-  f.hear(running_report("a", ++seq, 0, 4, 6), 3100);
-  f.hear(running_report("b", seq, 1, 4, 6), 3100);
-  EXPECT_FALSE(f.find(3100)) << "progress was made";
+  EXPECT_FALSE(find(3000)) << "starting takes longer";
+  detector.note_progress();
+  EXPECT_TRUE(find(3000));
+  EXPECT_FALSE(find(3000 + 501)) << "nobody has reported lately";
+  hear(running_report("a", ++seq, 0, 4, 6), 3100);
+  hear(running_report("b", seq, 1, 4, 6), 3100);
+  EXPECT_FALSE(find(3100)) << "progress was made";
 }
 
 // As when it receives a large state, or reads one from a slow disk.
-TEST(FailureDetector, ARankThatMakesProgressIsNotHungHoweverLongOthersWait) {
+TEST_F(FailureDetectorTest,
+       ARankThatMakesProgressIsNotHungHoweverLongOthersWait) {
   enum class Other { kWaits, kMovesMessages, kHasNoTurn };
   for (const Other other :
        {Other::kWaits, Other::kMovesMessages, Other::kHasNoTurn}) {
@@ -139,20 +125,14 @@ TEST(FailureDetector, ARankThatMakesProgressIsNotHungHoweverLongOthersWait) {
     const auto pass = [&](int64_t from_ms, int64_t to_ms, bool moves) {
       for (int64_t t = from_ms; t <= to_ms; t += 100) {
         pb::Report a = running_report("a", ++seq, 0, 3, 5);
-        pb::RankStatus* waiting = a.mutable_ranks(0);
-        waiting->set_waits(other != Other::kHasNoTurn);
-        waiting->mutable_at()->set_group("world");
-        waiting->mutable_at()->set_number(9);
+        merge_text("at { group: 'world' number: 9 }", a.mutable_ranks(0));
+        a.mutable_ranks(0)->set_waits(other != Other::kHasNoTurn);
         f.hear(a, t);
         progress += moves ? 1 : 0;
         pb::Report b = running_report("b", seq, 1, 3, progress);
-        if (other == Other::kMovesMessages) {
-          pb::RankStatus* moving = b.mutable_ranks(0);
-          moving->set_waits(true);
-          moving->mutable_at()->set_group("data");
-          moving->mutable_at()->set_number(1);
-          moving->mutable_at()->add_ranks(1);
-        }
+        if (other == Other::kMovesMessages)
+          merge_text("waits: true at { group: 'data' number: 1 ranks: 1 }",
+                     b.mutable_ranks(0));
         f.hear(b, t);
       }
     };

@@ -26,17 +26,19 @@ bool says(const std::vector<Action>& actions, pb::Directive::Goal goal) {
   });
 }
 
+Options options(int64_t batch) {
+  Options o{.job = text_message<pb::Job>(
+                "train { steps: 10 local_batch_size: 1 } "
+                "elastic { join_window_ms: 0 dead_after_ms: 5000 }")};
+  o.job.mutable_train()->set_global_batch_size(batch);
+  return o;
+}
+
 // One worker with a generation that is being prepared.
 class Prepared : public testing::Test {
  protected:
   Prepared() {
-    Options o;
-    o.job.mutable_train()->set_steps(10);
-    o.job.mutable_train()->set_global_batch_size(1);
-    o.job.mutable_train()->set_local_batch_size(1);
-    o.job.mutable_elastic()->set_join_window_ms(0);
-    o.job.mutable_elastic()->set_dead_after_ms(5000);
-    core_.emplace(std::move(o));
+    core_.emplace(options(1));
     (void)core_->start(0);
     (void)core_->on(next(pb::Report::IDLE), 1);
     (void)core_->on(CheckpointsScanned{}, 2);
@@ -109,13 +111,7 @@ TEST_F(Prepared, ALateDecisionDeclaresNobodyDead) {
 
 // A plan has the place of every rank and state, and every worker is told it.
 TEST(Directives, OfAGenerationShareItsPlan) {
-  Options o;
-  o.job.mutable_train()->set_steps(10);
-  o.job.mutable_train()->set_global_batch_size(2);
-  o.job.mutable_train()->set_local_batch_size(1);
-  o.job.mutable_elastic()->set_join_window_ms(0);
-  o.job.mutable_elastic()->set_dead_after_ms(5000);
-  Coordinator core(std::move(o));
+  Coordinator core(options(2));
   (void)core.start(0);
   for (const char* worker : {"a", "b"})
     (void)core.on(received(report(worker, 1)), 1);

@@ -6,6 +6,7 @@
 #include <string>
 #include <utility>
 
+#include "coordinator/core/admission.h"
 #include "coordinator/core/coordinator.h"
 #include "coordinator/core/durable.h"
 #include "tests/unit/core/builders.h"
@@ -14,12 +15,9 @@ namespace remesh::core {
 namespace {
 
 Options options() {
-  Options o;
-  o.job.mutable_train()->set_steps(1000);
-  o.job.mutable_train()->set_global_batch_size(4);
-  o.job.mutable_train()->set_local_batch_size(1);
-  o.epoch_floor = 100;
-  return o;
+  return {.job = text_message<pb::Job>(
+              "train { steps: 1000 global_batch_size: 4 local_batch_size: 1 }"),
+          .epoch_floor = 100};
 }
 
 // The journal of generation 1, in which "a" is alone.
@@ -80,6 +78,23 @@ TEST(MetricsAcked, CoverOnlySyncedSteps) {
   EXPECT_EQ(later[0].directive.metrics_acked(), 4);
 }
 
+// Workers may have ended its ranks before the job waits for a mesh.
+TEST(OlderJournal, MetricsOfAGenerationThatItDoesNotKnowCount) {
+  pb::Durable d = alone_in_generation_1();
+  d.mutable_assignment()->add_workers("a");
+  d.set_generation(2);
+  pb::Report r = core::report("b", 1);
+  r.set_generation(2);
+  r.add_metrics()->set_generation(2);
+  EXPECT_EQ(metrics_that_count(r, /*keeps_state=*/true, d).size(), 0u)
+      << "it proves no part in it";
+  r.add_holdings()->set_generation(2);
+  EXPECT_EQ(metrics_that_count(r, /*keeps_state=*/true, d).size(), 1u);
+  d.mutable_assignment()->set_generation(2);
+  EXPECT_EQ(metrics_that_count(r, /*keeps_state=*/true, d).size(), 0u)
+      << "its plan is known";
+}
+
 // The plan that the journal has is not the one of the generation that the
 // metrics log knows: nobody is taken for a participant of that.
 TEST(OlderJournal, ItsPlanIsNotThatOfANewerGeneration) {
@@ -104,10 +119,9 @@ TEST(OlderJournal, AnEndBeforeTheNewestGenerationIsNotBelieved) {
   for (const auto phase :
        {pb::Durable::DONE, pb::Durable::STOPPED, pb::Durable::FAILED}) {
     Options o = options();
-    pb::Durable& d = o.restored.emplace();
-    d.set_epoch(7);
+    pb::Durable& d =
+        o.restored.emplace(text_message<pb::Durable>("epoch: 7 generation: 1"));
     d.set_phase(phase);
-    d.set_generation(1);
     d.set_stop_requested(phase == pb::Durable::STOPPED);
     o.recorded_generation = 2;
     Coordinator core(o);
@@ -149,10 +163,8 @@ TEST(OlderJournal, ItsPlanCompletesNoFenceOfANewerGeneration) {
   o.restored = alone_in_generation_1();
   Coordinator core(std::move(o));
   (void)core.start(0);
-  pb::FenceIn f;
-  f.set_worker("a");
-  f.set_incarnation(1);
-  f.set_generation(1);
+  auto f =
+      text_message<pb::FenceIn>("worker: 'a' incarnation: 1 generation: 1");
   EXPECT_EQ(all_of<SendFence>(core.on(received(f), 5)).size(), 1u);
   (void)core.on(report(1, 0, 2), 10);
   ASSERT_EQ(core.durable().generation(), 2);

@@ -15,14 +15,16 @@ class OneWorker {
  public:
   static Options options(int64_t max_same = 1000) {
     Options o;
-    o.job.mutable_train()->set_steps(1000);
-    o.job.mutable_train()->set_global_batch_size(4);
-    o.job.mutable_train()->set_local_batch_size(1);
-    o.job.mutable_train()->set_max_skipped_steps(2);
-    o.job.mutable_elastic()->set_join_window_ms(0);
-    o.job.mutable_elastic()->set_dead_after_ms(1'000'000);
+    o.job = text_message<pb::Job>(R"(
+        train {
+          steps: 1000 global_batch_size: 4 local_batch_size: 1
+          max_skipped_steps: 2
+        }
+        elastic {
+          join_window_ms: 0 dead_after_ms: 1000000
+          max_failures_without_progress: 1000
+        })");
     o.job.mutable_elastic()->set_max_same_failures(max_same);
-    o.job.mutable_elastic()->set_max_failures_without_progress(1000);
     return o;
   }
   explicit OneWorker(int64_t max_same = 1000) : OneWorker(options(max_same)) {}
@@ -52,13 +54,8 @@ class OneWorker {
   void report(pb::Report::State state,
               std::optional<pb::RankStatus> rank = std::nullopt,
               const std::string& worker = "a", double loss = 0) {
-    pb::Report r;
-    r.set_worker(worker);
-    r.set_incarnation(1);
-    r.set_seq(++seq_);
+    pb::Report r = core::report(worker, ++seq_);
     r.set_host("h");
-    r.set_slots(1);
-    r.set_cores(1);
     r.set_generation(core_->durable().generation());
     r.set_state(state);
     if (rank) *r.add_ranks() = *rank;
@@ -87,10 +84,8 @@ class OneWorker {
     report(pb::Report::PREPARED);
   }
   void fail(int exit_code = 1, int64_t step = 0) {
-    pb::RankStatus s;
-    s.set_rank(0);
+    auto s = text_message<pb::RankStatus>("rank: 0 exited: true");
     s.set_step(step);
-    s.set_exited(true);
     s.set_exit_code(exit_code);
     report(pb::Report::RUNNING, s);
     report(pb::Report::QUIESCED, s);

@@ -28,9 +28,8 @@ class MemoryRecovery : public ::testing::Test, protected RosterFixture {
   MemoryRecovery() {
     durable = running({"a", "b"}, pb::Durable::WAITING);
     for (int64_t step = 1; step <= 10; ++step) {
-      pb::StepMetrics m;
+      auto m = text_message<pb::StepMetrics>("generation: 1");
       m.set_step(step);
-      m.set_generation(1);
       ledger_.report(m);
     }
     ledger_.advance(1, 10);
@@ -49,15 +48,23 @@ class MemoryRecovery : public ::testing::Test, protected RosterFixture {
     h->set_step(step);
     h->set_generation(generation);
     h->set_rank(rank);
-    pb::Sharding* s = h->mutable_sharding();
-    s->mutable_mesh()->set_dp(2);
-    s->add_bounds(0);
-    s->add_bounds(2);
-    s->set_zero_stage(1);
+    merge_text("mesh { dp: 2 } bounds: [0, 2] zero_stage: 1",
+               h->mutable_sharding());
     h->set_model(geometry::model_id(table_));
     h->set_elements(shard->zero.state_elements());
     h->set_segment("segment-" + std::to_string(rank));
     hear(r);
+  }
+
+  void hold_all() {
+    holds("a", 0);
+    holds("b", 1);
+  }
+
+  static void expect_rescue(const Recovery::Decision& d) {
+    ASSERT_EQ(d.kind, Kind::kRestore);
+    EXPECT_TRUE(d.rescue);
+    EXPECT_EQ(d.source.step(), 10);
   }
 
   Recovery::Decision decide(const std::set<std::string>& missing = {},
@@ -81,8 +88,7 @@ class MemoryRecovery : public ::testing::Test, protected RosterFixture {
 };
 
 TEST_F(MemoryRecovery, TheNewestStepComesFromMemory) {
-  holds("a", 0);
-  holds("b", 1);
+  hold_all();
   const Recovery::Decision d = decide();
   ASSERT_EQ(d.kind, Kind::kRestore);
   EXPECT_EQ(d.source.kind(), pb::Source::MEMORY);
@@ -127,8 +133,8 @@ TEST_F(MemoryRecovery, OnlyAFewStepsWithoutMetricsAreMadeAgain) {
 
 // A generation that only saved made no step.
 TEST(NewestGeneration, IsAlsoThatOfACheckpointWithoutMetrics) {
-  CheckpointsScanned scan;
-  scan.valid.push_back({.step = 300, .generation = 4, .path = "step-300"});
+  const CheckpointsScanned scan{
+      .valid = {{.step = 300, .generation = 4, .path = "step-300"}}};
   EXPECT_EQ(newest_generation(scan, 1), 4);
 }
 
@@ -230,13 +236,10 @@ TEST_F(MemoryRecovery, AWorkerThatReturnsInTimeBringsItsPart) {
 // The next mesh has one rank, and no process on the other host to read its
 // half.
 TEST_F(MemoryRecovery, AStateThatTheNextMeshCannotReachIsRescued) {
-  holds("a", 0);
-  holds("b", 1);
+  hold_all();
   durable.mutable_mesh_request()->set_scale(1);
   const Recovery::Decision d = decide();
-  ASSERT_EQ(d.kind, Kind::kRestore);
-  EXPECT_TRUE(d.rescue);
-  EXPECT_EQ(d.source.step(), 10);
+  expect_rescue(d);
   EXPECT_EQ(d.placement.layout, (geometry::Layout{.dp = 2}));
   EXPECT_EQ(hosts_of(d.placement, roster),
             (std::set<std::string>{"host-a", "host-b"}));
@@ -244,17 +247,14 @@ TEST_F(MemoryRecovery, AStateThatTheNextMeshCannotReachIsRescued) {
 
 // Generation 2 restored step 10, and then ended.
 TEST_F(MemoryRecovery, ARescueUsesNoCordonedHostWhereOthersHoldTheState) {
-  holds("a", 0);
-  holds("b", 1);
+  hold_all();
   holds("c", 0, 2);
   holds("d", 1, 2);
   durable.set_generation(2);
   cordon({.host = "host-b"}, {}, /*now_s=*/0, durable.mutable_host_faults());
   durable.mutable_mesh_request()->set_scale(1);
   const Recovery::Decision d = decide();
-  ASSERT_EQ(d.kind, Kind::kRestore);
-  EXPECT_TRUE(d.rescue);
-  EXPECT_EQ(d.source.step(), 10);
+  expect_rescue(d);
   EXPECT_EQ(hosts_of(d.placement, roster),
             (std::set<std::string>{"host-c", "host-d"}));
 }
@@ -262,8 +262,7 @@ TEST_F(MemoryRecovery, ARescueUsesNoCordonedHostWhereOthersHoldTheState) {
 // Ranks do not start on the hosts that hold the state, as where their data set
 // is gone.
 TEST_F(MemoryRecovery, HostsWhereRanksFailAreTriedAgainBeforeAnOlderState) {
-  holds("a", 0);
-  holds("b", 1);
+  hold_all();
   hear_all({"c"});
   durable.mutable_mesh_request()->set_scale(1);
   pb::HostFaults* faults = durable.mutable_host_faults();
@@ -283,10 +282,7 @@ TEST_F(MemoryRecovery, HostsWhereRanksFailAreTriedAgainBeforeAnOlderState) {
   EXPECT_HAS(first.why.value(), "host-a (cordoned: no data)");
   EXPECT_GT(first.rescan_ms, 0);
   EXPECT_FALSE(decide({}, 200).why) << "it is announced once";
-  const Recovery::Decision again = decide({}, kRescueMs);
-  ASSERT_EQ(again.kind, Kind::kRestore);
-  EXPECT_TRUE(again.rescue);
-  EXPECT_EQ(again.source.step(), 10);
+  expect_rescue(decide({}, kRescueMs));
   for (int i = 0; i < 3; ++i) fail();
   const Recovery::Decision last = decide();
   ASSERT_EQ(last.kind, Kind::kRestore);
@@ -304,21 +300,14 @@ TEST_F(MemoryRecovery, WithoutARescueTheCheckpointIsUsed) {
 }
 
 TEST_F(MemoryRecovery, ALeavingWorkerTakesPartInTheRescue) {
-  holds("a", 0);
-  holds("b", 1);
+  hold_all();
   roster.drain("b");
-  const Recovery::Decision d = decide();
-  ASSERT_EQ(d.kind, Kind::kRestore);
-  EXPECT_TRUE(d.rescue);
-  EXPECT_EQ(d.source.step(), 10);
+  expect_rescue(decide());
 }
 
 TEST_F(MemoryRecovery, AStateThatDidNotLoadIsNotTakenAgain) {
-  holds("a", 0);
-  holds("b", 1);
-  pb::Refusals::State* bad = durable.mutable_refusals()->add_states();
-  bad->set_generation(1);
-  bad->set_step(10);
+  hold_all();
+  merge_text("refusals { states { generation: 1 step: 10 } }", &durable);
   const Recovery::Decision d = decide();
   ASSERT_EQ(d.kind, Kind::kRestore);
   EXPECT_EQ(d.source.path(), "step-5");
@@ -327,8 +316,7 @@ TEST_F(MemoryRecovery, AStateThatDidNotLoadIsNotTakenAgain) {
 TEST(Refusals, OnlyTheCheckpointsOfTheStepSavedAgainAreForgiven) {
   pb::Refusals refused;
   for (const int step : {5, 6, 5, 7}) {
-    pb::Source source;
-    source.set_kind(pb::Source::CHECKPOINT);
+    auto source = text_message<pb::Source>("kind: CHECKPOINT");
     source.set_path(std::to_string(step));
     source.set_step(step);
     refuse_source(source, Roster(), &refused);

@@ -35,37 +35,46 @@ TEST(FenceRelay, IsCompleteWhenEveryWorkerWithRanksContributed) {
   EXPECT_TRUE(relay.add(fence("b", "B"), d).workers.empty());
 }
 
-TEST(CheckpointWatch, AnnouncesEachSaveAndEachErrorOnce) {
+// Ranks of generation 1, one on each worker, which have committed step 9.
+struct Watched : RosterFixture {
   CheckpointWatch watch;
-  Roster roster;
-  const pb::Durable d = running({"a"});
-  const auto hear = [&](uint64_t seq, int64_t step, const std::string& error) {
-    pb::Report r = running_report("a", seq, 0, 9);
-    r.mutable_ranks(0)->set_checkpoint_step(step);
-    r.mutable_ranks(0)->set_checkpoint_error(error);
-    roster.on_report(r, d, kSilentMs, 0);
-    return watch.observe(roster, 1, 9);
-  };
-  EXPECT_EQ(hear(1, 5, "").size(), 1u);
-  EXPECT_TRUE(hear(2, 5, "").empty());
-  ASSERT_EQ(hear(3, 5, "disk full").size(), 1u);
-  EXPECT_EQ(watch.last_error(), "disk full");
-  EXPECT_TRUE(hear(4, 5, "disk full").empty());
-  EXPECT_EQ(hear(5, 6, "").size(), 1u);
-  EXPECT_EQ(watch.newest_step(), 6);
-  EXPECT_EQ(watch.last_error(), "");
-  EXPECT_TRUE(watch.observe(roster, 2, 9).empty()) << "of another generation";
+
+  explicit Watched(const std::vector<std::string>& workers = {"a"}) {
+    durable = running(workers);
+  }
+  // The number of events of a report with these fields of the worker's rank.
+  size_t hear(const std::string& fields, const std::string& worker = "a") {
+    pb::Report r = running_report(worker, 0, worker == "a" ? 0 : 1, 9);
+    merge_text(fields, r.mutable_ranks(0));
+    RosterFixture::hear(r);
+    return watch.observe(roster, 1, 9).size();
+  }
+};
+
+TEST(CheckpointWatch, AnnouncesEachSaveAndEachErrorOnce) {
+  Watched w;
+  EXPECT_EQ(w.hear("checkpoint_step: 5"), 1U);
+  EXPECT_EQ(w.hear("checkpoint_step: 5"), 0U);
+  ASSERT_EQ(w.hear("checkpoint_step: 5 checkpoint_error: 'disk full'"), 1U);
+  EXPECT_EQ(w.watch.last_error(), "disk full");
+  EXPECT_EQ(w.hear("checkpoint_step: 5 checkpoint_error: 'disk full'"), 0U);
+  EXPECT_EQ(w.hear("checkpoint_step: 6"), 1U);
+  EXPECT_EQ(w.watch.newest_step(), 6);
+  EXPECT_EQ(w.watch.last_error(), "");
+  EXPECT_TRUE(w.watch.observe(w.roster, 2, 9).empty())
+      << "of another generation";
 }
 
 TEST(CheckpointWatch, ACheckpointIsSavedOnceAllRanksHaveCommittedIt) {
   CheckpointWatch watch;
-  Roster roster;
+  RosterFixture f;
+  f.durable = running({"a", "b"});
   pb::Report r = running_report("a", 1, 0, 9);
   r.mutable_ranks(0)->set_checkpoint_step(9);
-  roster.on_report(r, running({"a", "b"}), kSilentMs, 0);
-  EXPECT_TRUE(watch.observe(roster, 1, 7).empty());
+  f.hear(r);
+  EXPECT_TRUE(watch.observe(f.roster, 1, 7).empty());
   EXPECT_EQ(watch.newest_step(), -1);
-  EXPECT_EQ(watch.observe(roster, 1, 8).size(), 1U);
+  EXPECT_EQ(watch.observe(f.roster, 1, 8).size(), 1U);
 }
 
 // Its state may be in memory, and must not be removed when the job fails.
@@ -100,24 +109,18 @@ TEST(CheckpointWatch, ACheckpointThatDoesNotLoadIsNotSaved) {
 // Its rank has failed as often as the one of the generation before, of which
 // nobody has heard that a save succeeded meanwhile.
 TEST(CheckpointWatch, TheFirstFailedSaveOfAGenerationCounts) {
-  CheckpointWatch watch;
-  Roster roster;
-  const pb::Durable d = running({"a"});
-  uint64_t seq = 0;
+  Watched w;
   const auto hear = [&](int64_t saved, const std::string& error) {
-    pb::Report r = running_report("a", ++seq, 0, 9);
-    r.mutable_ranks(0)->set_checkpoint_step(saved);
-    r.mutable_ranks(0)->set_failed_saves(1);
-    r.mutable_ranks(0)->set_checkpoint_error(error);
-    r.mutable_ranks(0)->set_checkpoint_code(code_name(Code::kExhausted));
-    roster.on_report(r, d, kSilentMs, 0);
-    return watch.observe(roster, 1, 9).size();
+    return w.hear(
+        fmt::format("checkpoint_step: {} failed_saves: 1 "
+                    "checkpoint_error: '{}' checkpoint_code: '{}'",
+                    saved, error, code_name(Code::kExhausted)));
   };
   EXPECT_EQ(hear(-1, "step-5: no space"), 1U);
   EXPECT_EQ(hear(7, "step-5: no space"), 1U) << "saved";
-  watch.begin_generation();
+  w.watch.begin_generation();
   EXPECT_EQ(hear(-1, "step-9: no space"), 1U);
-  EXPECT_EQ(watch.last_error(), "step-9: no space");
+  EXPECT_EQ(w.watch.last_error(), "step-9: no space");
 }
 
 TEST(CheckpointWatch, ACauseIsAnnouncedOnceForAllRanksAndSteps) {
@@ -151,51 +154,39 @@ TEST(CheckpointWatch, ACauseIsAnnouncedOnceForAllRanksAndSteps) {
 }
 
 TEST(CheckpointWatch, StatesThatAreNotKeptAreAnnouncedForEachWorker) {
-  CheckpointWatch watch;
-  Roster roster;
-  const pb::Durable d = running({"a", "b"});
-  for (const int rank : {0, 1}) {
-    const std::string worker = rank == 0 ? "a" : "b";
-    pb::Report r = running_report(worker, 1, rank, 9);
-    r.mutable_ranks(0)->set_checkpoint_error("not kept");
-    r.mutable_ranks(0)->set_checkpoint_code(code_name(Code::kUnavailable));
-    roster.on_report(r, d, kSilentMs, 0);
-    EXPECT_EQ(watch.observe(roster, 1, 9).size(), 1U) << worker;
-  }
+  Watched w({"a", "b"});
+  for (const char* worker : {"a", "b"})
+    EXPECT_EQ(
+        w.hear(fmt::format("checkpoint_error: 'not kept' checkpoint_code: '{}'",
+                           code_name(Code::kUnavailable)),
+               worker),
+        1U)
+        << worker;
 }
 
 TEST(CheckpointWatch, CodesThatItDoesNotKnowAreOneCause) {
-  CheckpointWatch watch;
-  Roster roster;
-  const pb::Durable d = running({"a"});
+  Watched w;
   size_t announced = 0;
-  for (uint64_t i = 1; i <= 100; ++i) {
-    pb::Report r = running_report("a", i, 0, 9);
-    r.mutable_ranks(0)->set_checkpoint_step(-1);
-    r.mutable_ranks(0)->set_checkpoint_error("of a newer worker");
-    r.mutable_ranks(0)->set_checkpoint_code("code-" + std::to_string(i));
-    roster.on_report(r, d, kSilentMs, 0);
-    announced += watch.observe(roster, 1, 50).size();
-  }
+  for (int i = 1; i <= 100; ++i)
+    announced += w.hear(
+        fmt::format("checkpoint_step: -1 checkpoint_error: 'of a newer worker' "
+                    "checkpoint_code: 'code-{}'",
+                    i));
   EXPECT_EQ(announced, 1U);
 }
 
 TEST(CheckpointWatch, AStopIsDeclinedWhenTheCountGrows) {
-  CheckpointWatch watch;
-  Roster roster;
-  const pb::Durable d = running({"a"});
-  const auto hear = [&](uint64_t seq, int64_t declined) {
-    pb::Report r = running_report("a", seq, 0, 9);
-    r.mutable_ranks(0)->set_declined_stops(declined);
-    roster.on_report(r, d, kSilentMs, 0);
-    return watch.stop_declined({.roster = roster, .durable = d});
+  Watched w;
+  const auto hear = [&](int64_t declined) {
+    (void)w.hear(fmt::format("declined_stops: {}", declined));
+    return w.watch.stop_declined(w.view());
   };
-  hear(1, 2);
+  hear(2);
   pb::Finish finish;
-  watch.expect_stop(roster, &finish);
-  EXPECT_FALSE(hear(2, 2));
-  EXPECT_TRUE(hear(3, 3));
-  EXPECT_FALSE(hear(4, 3));
+  w.watch.expect_stop(w.roster, &finish);
+  EXPECT_FALSE(hear(2));
+  EXPECT_TRUE(hear(3));
+  EXPECT_FALSE(hear(3));
 }
 
 }  // namespace

@@ -21,18 +21,13 @@ class RoomTest : public ::testing::Test {
         table_(geometry::ParamTable::make(jobfile::model_config(job_))) {}
 
   static pb::Job make_job() {
-    pb::Job j;
-    auto* m = j.mutable_model();
-    m->set_n_layers(4);
-    m->set_n_heads(4);
-    m->set_n_kv_heads(4);
-    m->set_hidden_dim(704);
-    m->set_vocab_size(257);
-    j.mutable_train()->set_seq_len(64);
-    j.mutable_parallel()->set_zero_stage(1);
-    j.mutable_elastic()->set_replicas(1);
-    j.mutable_elastic()->set_replicate_every(1);
-    return j;
+    return text_message<pb::Job>(R"(
+        model {
+          n_layers: 4 n_heads: 4 n_kv_heads: 4 hidden_dim: 704 vocab_size: 257
+        }
+        train { seq_len: 64 }
+        parallel { zero_stage: 1 }
+        elastic { replicas: 1 replicate_every: 1 })");
   }
 
   pb::Assignment mesh_of(const std::vector<std::string>& workers) const {

@@ -16,43 +16,43 @@ using Kind = Roster::MembershipChange::Kind;
 
 constexpr int64_t kDeadMs = 2000;
 
-TEST(Roster, DropsReportsThatAreNotNewer) {
-  Roster roster;
-  const pb::Durable d;
-  ASSERT_TRUE(roster.on_report(report("a", 2), d, kSilentMs, 0));
-  EXPECT_FALSE(roster.on_report(report("a", 2), d, kSilentMs, 1));
-  EXPECT_FALSE(roster.on_report(report("a", 1), d, kSilentMs, 1));
-  EXPECT_FALSE(roster.on_report(report("", 1), d, kSilentMs, 1));
-  ASSERT_TRUE(roster.on_report(report("a", 1, 2), d, kSilentMs, 2));
-  EXPECT_FALSE(roster.on_report(report("a", 9, 1), d, kSilentMs, 3))
+class RosterTest : public testing::Test {
+ protected:
+  Roster roster_;
+  const pb::Durable d_;  // before the first generation
+};
+
+TEST_F(RosterTest, DropsReportsThatAreNotNewer) {
+  ASSERT_TRUE(roster_.on_report(report("a", 2), d_, kSilentMs, 0));
+  EXPECT_FALSE(roster_.on_report(report("a", 2), d_, kSilentMs, 1));
+  EXPECT_FALSE(roster_.on_report(report("a", 1), d_, kSilentMs, 1));
+  EXPECT_FALSE(roster_.on_report(report("", 1), d_, kSilentMs, 1));
+  ASSERT_TRUE(roster_.on_report(report("a", 1, 2), d_, kSilentMs, 2));
+  EXPECT_FALSE(roster_.on_report(report("a", 9, 1), d_, kSilentMs, 3))
       << "of an older incarnation";
 }
 
-TEST(Roster, ReportsOfAForgottenWorkerStayStale) {
-  Roster roster;
-  const pb::Durable d;
-  roster.on_report(report("a", 5), d, kSilentMs, 0);
-  roster.expire(d, kDeadMs, kDeadMs + 1);
-  ASSERT_EQ(roster.find("a"), nullptr);
-  EXPECT_FALSE(roster.on_report(report("a", 5), d, kSilentMs, 9000));
-  EXPECT_TRUE(roster.on_report(report("a", 6), d, kSilentMs, 9000));
+TEST_F(RosterTest, ReportsOfAForgottenWorkerStayStale) {
+  roster_.on_report(report("a", 5), d_, kSilentMs, 0);
+  roster_.expire(d_, kDeadMs, kDeadMs + 1);
+  ASSERT_EQ(roster_.find("a"), nullptr);
+  EXPECT_FALSE(roster_.on_report(report("a", 5), d_, kSilentMs, 9000));
+  EXPECT_TRUE(roster_.on_report(report("a", 6), d_, kSilentMs, 9000));
 }
 
-TEST(Roster, ANewIncarnationProvesTheOldOneDead) {
-  Roster roster;
-  const pb::Durable d;
-  roster.on_report(report("a", 1, 1), d, kSilentMs, 0);
-  const auto changes = roster.on_report(report("a", 1, 2), d, kSilentMs, 10);
+TEST_F(RosterTest, ANewIncarnationProvesTheOldOneDead) {
+  roster_.on_report(report("a", 1, 1), d_, kSilentMs, 0);
+  const auto changes = roster_.on_report(report("a", 1, 2), d_, kSilentMs, 10);
   ASSERT_TRUE(changes);
   ASSERT_EQ(changes->size(), 2u);
   EXPECT_EQ((*changes)[0].kind, Kind::kLost);
   EXPECT_EQ((*changes)[0].incarnation, 1u);
   EXPECT_EQ((*changes)[1].kind, Kind::kJoined);
-  EXPECT_FALSE(roster.considers_live("a", 1));
-  EXPECT_TRUE(roster.considers_live("a", 2));
+  EXPECT_FALSE(roster_.considers_live("a", 1));
+  EXPECT_TRUE(roster_.considers_live("a", 2));
 }
 
-TEST(Roster, DeclaresDeathBySilenceOrABrokenConnection) {
+TEST_F(RosterTest, DeclaresDeathBySilenceOrABrokenConnection) {
   for (const bool disconnected : {false, true}) {
     Roster roster;
     const pb::Durable d;
@@ -68,7 +68,7 @@ TEST(Roster, DeclaresDeathBySilenceOrABrokenConnection) {
   }
 }
 
-TEST(Roster, AClosedConnectionIsDeathAfterTheConfiguredTime) {
+TEST_F(RosterTest, AClosedConnectionIsDeathAfterTheConfiguredTime) {
   EXPECT_EQ(closed_after_ms(-1, 100), 100);
   EXPECT_EQ(closed_after_ms(-1, 2000), 250);
   EXPECT_EQ(closed_after_ms(-1, 3'600'000), 450'000);
@@ -87,7 +87,7 @@ TEST(Roster, AClosedConnectionIsDeathAfterTheConfiguredTime) {
 }
 
 // Until the coordinator itself said that it may go, it may still be needed.
-TEST(Roster, ADismissedWorkerIsGoneWithItsConnection) {
+TEST_F(RosterTest, ADismissedWorkerIsGoneWithItsConnection) {
   for (const bool sent_away : {false, true}) {
     Roster roster;
     const pb::Durable d;
@@ -111,12 +111,10 @@ pb::Report on_machine(const std::string& worker, uint64_t id,
   return r;
 }
 
-TEST(Roster, TwoMachinesOfOneNameAreTwoHosts) {
-  Roster roster;
-  const pb::Durable d;
+TEST_F(RosterTest, TwoMachinesOfOneNameAreTwoHosts) {
   const auto join = [&](const std::string& worker, uint64_t id) {
-    const pb::Report r = on_machine(worker, id, roster);
-    EXPECT_TRUE(roster.on_report(r, d, kSilentMs, 0));
+    const pb::Report r = on_machine(worker, id, roster_);
+    EXPECT_TRUE(roster_.on_report(r, d_, kSilentMs, 0));
     return r.host();
   };
   EXPECT_EQ(join("a", 0x1111), "node");
@@ -124,25 +122,24 @@ TEST(Roster, TwoMachinesOfOneNameAreTwoHosts) {
   EXPECT_EQ(join("c", 0x1111), "node");
   EXPECT_EQ(join("d", 0x5'2222'3333), "node-22223333");
   // It keeps the name, and those that come later have it too.
-  for (const char* gone : {"a", "c"}) roster.on_disconnect(gone, 0, "gone");
-  (void)roster.expire(d, kDeadMs, 10);
-  ASSERT_EQ(roster.members().size(), 2u);
-  EXPECT_EQ(on_machine("b", 0x5'2222'3333, roster, 2).host(), "node-22223333");
+  for (const char* gone : {"a", "c"}) roster_.on_disconnect(gone, 0, "gone");
+  (void)roster_.expire(d_, kDeadMs, 10);
+  ASSERT_EQ(roster_.members().size(), 2u);
+  EXPECT_EQ(on_machine("b", 0x5'2222'3333, roster_, 2).host(), "node-22223333");
   EXPECT_EQ(join("f", 0x5'2222'3333), "node-22223333");
   EXPECT_EQ(join("g", 0x1111), "node");
 }
 
-TEST(Roster, AnAdoptedWorkerKeepsTheNameOfItsHost) {
+TEST_F(RosterTest, AnAdoptedWorkerKeepsTheNameOfItsHost) {
   pb::Durable d = running({"a", "b"});
   for (int i : {0, 1}) {
     d.mutable_participants(i)->set_host(i == 0 ? "node" : "node-00000002");
     d.mutable_participants(i)->set_host_id(static_cast<uint64_t>(i) + 1);
   }
-  Roster roster;
-  roster.adopt(d, 0);
-  EXPECT_EQ(on_machine("b", 2, roster).host(), "node-00000002");
-  EXPECT_EQ(on_machine("a", 1, roster).host(), "node");
-  EXPECT_EQ(on_machine("c", 2, roster).host(), "node-00000002");
+  roster_.adopt(d, 0);
+  EXPECT_EQ(on_machine("b", 2, roster_).host(), "node-00000002");
+  EXPECT_EQ(on_machine("a", 1, roster_).host(), "node");
+  EXPECT_EQ(on_machine("c", 2, roster_).host(), "node-00000002");
 }
 
 // Reports every 100 ms until `until_ms`; returns the losses.
@@ -157,33 +154,32 @@ Roster::Changes report_until(Roster* roster, const pb::Durable& d,
   return lost;
 }
 
-TEST(Roster, AMemberThatDoesNotEndItsRanksIsGivenUpMeanwhile) {
-  Roster roster;
+TEST_F(RosterTest, AMemberThatDoesNotEndItsRanksIsGivenUpMeanwhile) {
   const pb::Durable d = running({"a"}, pb::Durable::ABORTING);
   pb::Report r = running_report("a", 1, 0, 3);
   r.set_busy(true);
-  EXPECT_TRUE(report_until(&roster, d, &r, 0, kAwaitedMs).empty());
-  EXPECT_FALSE(roster.all_quiesced(d));
-  EXPECT_EQ(roster.awaited_text(d, kAwaitedMs),
+  EXPECT_TRUE(report_until(&roster_, d, &r, 0, kAwaitedMs).empty());
+  EXPECT_FALSE(roster_.all_quiesced(d));
+  EXPECT_EQ(roster_.awaited_text(d, kAwaitedMs),
             "waiting for a on host-a to end its ranks");
   const auto lost =
-      report_until(&roster, d, &r, kAwaitedMs + 100, 2 * kAwaitedMs);
+      report_until(&roster_, d, &r, kAwaitedMs + 100, 2 * kAwaitedMs);
   ASSERT_EQ(lost.size(), 1u);
   EXPECT_HAS(lost[0].detail, "did not end its ranks");
-  EXPECT_TRUE(roster.all_quiesced(d));
-  EXPECT_EQ(roster.find_alive("a"), nullptr);
-  EXPECT_TRUE(roster.find("a")->reachable()) << "it still has to be fenced";
+  EXPECT_TRUE(roster_.all_quiesced(d));
+  EXPECT_EQ(roster_.find_alive("a"), nullptr);
+  EXPECT_TRUE(roster_.find("a")->reachable()) << "it still has to be fenced";
   r.set_seq(r.seq() + 1);
   r.set_busy(false);
   r.set_state(pb::Report::QUIESCED);
-  const auto back = roster.on_report(r, d, kSilentMs, 2 * kAwaitedMs + 100);
+  const auto back = roster_.on_report(r, d, kSilentMs, 2 * kAwaitedMs + 100);
   ASSERT_TRUE(back);
   ASSERT_EQ(back->size(), 1u);
   EXPECT_EQ((*back)[0].kind, Kind::kReturned);
-  EXPECT_NE(roster.find_alive("a"), nullptr);
+  EXPECT_NE(roster_.find_alive("a"), nullptr);
 }
 
-TEST(Roster, EveryPhaseWaitsForALiveMemberWithinALimit) {
+TEST_F(RosterTest, EveryPhaseWaitsForALiveMemberWithinALimit) {
   using Phase = pb::Durable::Phase;
   for (const Phase phase :
        {pb::Durable::WAITING, pb::Durable::PREPARING, pb::Durable::RUNNING,
@@ -204,103 +200,92 @@ TEST(Roster, EveryPhaseWaitsForALiveMemberWithinALimit) {
   }
 }
 
-TEST(Roster, ASilentMemberIsNotAwaited) {
+TEST_F(RosterTest, ASilentMemberIsNotAwaited) {
   constexpr int64_t kLong = 10 * kAwaitedMs;
-  Roster roster;
   const pb::Durable d = running({"a"}, pb::Durable::ABORTING);
-  roster.on_report(running_report("a", 1, 0, 3), d, kSilentMs, 0);
-  roster.expire(d, kLong, 0);
-  EXPECT_TRUE(roster.expire(d, kLong, 2 * kAwaitedMs).empty());
+  roster_.on_report(running_report("a", 1, 0, 3), d, kSilentMs, 0);
+  roster_.expire(d, kLong, 0);
+  EXPECT_TRUE(roster_.expire(d, kLong, 2 * kAwaitedMs).empty());
 }
 
-TEST(Roster, AMemberWithoutSlotsDelaysNothing) {
-  Roster roster;
+TEST_F(RosterTest, AMemberWithoutSlotsDelaysNothing) {
   const pb::Durable d = running({"a"}, pb::Durable::PREPARING);
   pb::Report a = report("a", 1);
   a.set_generation(1);
   a.set_state(pb::Report::PREPARED);
-  roster.on_report(a, d, kSilentMs, 0);
+  roster_.on_report(a, d, kSilentMs, 0);
   pb::Report none = report("z", 1);
   none.set_slots(0);
-  roster.on_report(none, d, kSilentMs, 0);
-  EXPECT_TRUE(roster.all_prepared(d));
+  roster_.on_report(none, d, kSilentMs, 0);
+  EXPECT_TRUE(roster_.all_prepared(d));
   none.set_seq(2);
   none.set_busy(true);
-  roster.on_report(none, d, kSilentMs, 1);
-  EXPECT_FALSE(roster.all_prepared(d)) << "it still has a rank";
+  roster_.on_report(none, d, kSilentMs, 1);
+  EXPECT_FALSE(roster_.all_prepared(d)) << "it still has a rank";
 }
 
-TEST(Roster, AWorkerLeavesOnceHoweverOftenItSaysSo) {
-  Roster roster;
-  const pb::Durable d;
+TEST_F(RosterTest, AWorkerLeavesOnceHoweverOftenItSaysSo) {
   size_t told = 0;
   for (uint64_t seq = 1; seq <= 6; ++seq) {
     pb::Report r = report("a", seq);
     r.set_leaving(seq % 2 == 0);
-    const auto changes = roster.on_report(r, d, kSilentMs, 10);
+    const auto changes = roster_.on_report(r, d_, kSilentMs, 10);
     ASSERT_TRUE(changes);
     for (const auto& c : *changes) told += c.kind == Kind::kLeaving ? 1 : 0;
   }
   EXPECT_EQ(told, 1U);
 }
 
-TEST(Roster, AReportAfterADisconnectClearsIt) {
-  Roster roster;
-  const pb::Durable d;
-  roster.on_report(report("a", 1), d, kSilentMs, 0);
-  roster.on_disconnect("a", 10);
-  roster.on_report(report("a", 2), d, kSilentMs, 20);
-  EXPECT_TRUE(roster.expire(d, kDeadMs, 1000).empty());
+TEST_F(RosterTest, AReportAfterADisconnectClearsIt) {
+  roster_.on_report(report("a", 1), d_, kSilentMs, 0);
+  roster_.on_disconnect("a", 10);
+  roster_.on_report(report("a", 2), d_, kSilentMs, 20);
+  EXPECT_TRUE(roster_.expire(d_, kDeadMs, 1000).empty());
 }
 
-TEST(Roster, KeepsADeadParticipantUntilItsGenerationEnds) {
-  Roster roster;
+TEST_F(RosterTest, KeepsADeadParticipantUntilItsGenerationEnds) {
   pb::Durable d = running({"a"});
-  roster.on_report(running_report("a", 1, 0, 3), d, kSilentMs, 0);
-  roster.expire(d, kDeadMs, kDeadMs + 1);
-  ASSERT_NE(roster.find("a"), nullptr);
-  EXPECT_EQ(roster.find_alive("a"), nullptr);
+  roster_.on_report(running_report("a", 1, 0, 3), d, kSilentMs, 0);
+  roster_.expire(d, kDeadMs, kDeadMs + 1);
+  ASSERT_NE(roster_.find("a"), nullptr);
+  EXPECT_EQ(roster_.find_alive("a"), nullptr);
   const auto back =
-      roster.on_report(running_report("a", 2, 0, 4), d, kSilentMs, 2100);
+      roster_.on_report(running_report("a", 2, 0, 4), d, kSilentMs, 2100);
   ASSERT_TRUE(back);
   EXPECT_EQ((*back)[0].kind, Kind::kReturned);
-  roster.expire(d, kDeadMs, 9000);
+  roster_.expire(d, kDeadMs, 9000);
   d.set_phase(pb::Durable::WAITING);
-  roster.expire(d, kDeadMs, 9001);
-  EXPECT_EQ(roster.find("a"), nullptr);
+  roster_.expire(d, kDeadMs, 9001);
+  EXPECT_EQ(roster_.find("a"), nullptr);
 }
 
-TEST(Roster, NobodyIsSilentWhileTheCoordinatorIsAbsent) {
-  Roster roster;
-  const pb::Durable d;
-  roster.on_report(report("a", 1), d, kSilentMs, 0);
-  roster.on_own_absence(60'000);
-  EXPECT_TRUE(roster.expire(d, kDeadMs, 60'500).empty());
+TEST_F(RosterTest, NobodyIsSilentWhileTheCoordinatorIsAbsent) {
+  roster_.on_report(report("a", 1), d_, kSilentMs, 0);
+  roster_.on_own_absence(60'000);
+  EXPECT_TRUE(roster_.expire(d_, kDeadMs, 60'500).empty());
 }
 
 // Silence on all hosts at once is put down to the coordinator's own network.
-TEST(Roster, SilenceOnAllHostsKillsNobody) {
-  Roster roster;
-  const pb::Durable d;
+TEST_F(RosterTest, SilenceOnAllHostsKillsNobody) {
   const auto heard = [&](const std::string& name, uint64_t seq, int64_t ms) {
-    return roster.on_report(report(name, seq), d, kSilentMs, ms);
+    return roster_.on_report(report(name, seq), d_, kSilentMs, ms);
   };
   heard("b", 1, 0);
   heard("a", 1, 900);
-  const auto changes = roster.expire(d, kDeadMs, 900 + kDeadMs + 1);
+  const auto changes = roster_.expire(d_, kDeadMs, 900 + kDeadMs + 1);
   ASSERT_EQ(changes.size(), 1u);
   EXPECT_EQ(changes[0].kind, Kind::kCutOff);
   const auto back = heard("a", 2, 6000);
   ASSERT_TRUE(back);
   EXPECT_EQ(back->front().kind, Kind::kReconnected);
   heard("a", 3, 6000 + kDeadMs);
-  EXPECT_TRUE(roster.expire(d, kDeadMs, 6000 + kDeadMs).empty())
+  EXPECT_TRUE(roster_.expire(d_, kDeadMs, 6000 + kDeadMs).empty())
       << "the other one had no time to be heard";
-  EXPECT_FALSE(roster.expire(d, kDeadMs, 6000 + kDeadMs + 1).empty());
+  EXPECT_FALSE(roster_.expire(d_, kDeadMs, 6000 + kDeadMs + 1).empty());
 }
 
 // A connection closed by a process that ended says that the network works.
-TEST(Roster, AKilledWorkerIsNotPartOfTheSilence) {
+TEST_F(RosterTest, AKilledWorkerIsNotPartOfTheSilence) {
   for (const bool others : {false, true}) {
     Roster roster;
     const pb::Durable d;
@@ -324,7 +309,7 @@ TEST(Roster, AKilledWorkerIsNotPartOfTheSilence) {
 
 // The coordinator's own network closed them: it does not matter how long that
 // lasts.
-TEST(Roster, ConnectionsThatAreClosedAtOnceKillNobody) {
+TEST_F(RosterTest, ConnectionsThatAreClosedAtOnceKillNobody) {
   enum Case { kAll, kOneStays, kOneLater, kTheyLeave, kStop };
   for (const Case c : {kAll, kOneStays, kOneLater, kTheyLeave, kStop}) {
     Roster roster;
@@ -356,65 +341,60 @@ TEST(Roster, ConnectionsThatAreClosedAtOnceKillNobody) {
 
 // TCP connects again a while after the network is back, and the connections
 // from before may end later still.
-TEST(Roster, ConnectionsThatEndAfterACutOffKillNobody) {
-  Roster roster;
+TEST_F(RosterTest, ConnectionsThatEndAfterACutOffKillNobody) {
   const pb::Durable d = running({"a", "b"});
   for (const char* name : {"a", "b"})
-    roster.on_report(report(name, 1), d, kSilentMs, 0);
+    roster_.on_report(report(name, 1), d, kSilentMs, 0);
   const int64_t back = 2 * kDeadMs;
-  EXPECT_EQ(roster.expire(d, kDeadMs, back).at(0).kind, Kind::kCutOff);
-  roster.on_report(report("b", 2), d, kSilentMs, back);
-  roster.on_disconnect("a", back + 10);
-  EXPECT_TRUE(roster.expire(d, kDeadMs, back + kDeadMs / 2).empty());
-  roster.on_report(report("a", 2), d, kSilentMs, back + kDeadMs / 2);
-  roster.on_report(report("b", 3), d, kSilentMs, back + kDeadMs / 2);
+  EXPECT_EQ(roster_.expire(d, kDeadMs, back).at(0).kind, Kind::kCutOff);
+  roster_.on_report(report("b", 2), d, kSilentMs, back);
+  roster_.on_disconnect("a", back + 10);
+  EXPECT_TRUE(roster_.expire(d, kDeadMs, back + kDeadMs / 2).empty());
+  roster_.on_report(report("a", 2), d, kSilentMs, back + kDeadMs / 2);
+  roster_.on_report(report("b", 3), d, kSilentMs, back + kDeadMs / 2);
   // Once it is heard, the end of its connection counts.
-  roster.on_disconnect("a", back + kDeadMs / 2);
-  EXPECT_EQ(roster.expire(d, kDeadMs, back + kDeadMs).size(), 1u);
+  roster_.on_disconnect("a", back + kDeadMs / 2);
+  EXPECT_EQ(roster_.expire(d, kDeadMs, back + kDeadMs).size(), 1u);
 }
 
-TEST(Roster, AStoppingJobWaitsForTheCutOffForALimitedTime) {
-  Roster roster;
+TEST_F(RosterTest, AStoppingJobWaitsForTheCutOffForALimitedTime) {
   pb::Durable d;
   for (const char* name : {"a", "b"})
-    roster.on_report(report(name, 1), d, kSilentMs, 0);
-  EXPECT_EQ(roster.expire(d, kDeadMs, 100 * kDeadMs).size(), 1u) << "alone";
+    roster_.on_report(report(name, 1), d, kSilentMs, 0);
+  EXPECT_EQ(roster_.expire(d, kDeadMs, 100 * kDeadMs).size(), 1u) << "alone";
   d.set_stop_requested(true);
-  EXPECT_EQ(roster.expire(d, kDeadMs, 100 * kDeadMs).size(), 2u) << "lost";
+  EXPECT_EQ(roster_.expire(d, kDeadMs, 100 * kDeadMs).size(), 2u) << "lost";
 }
 
-TEST(Roster, AdoptedParticipantsHaveTimeToReport) {
-  Roster roster;
+TEST_F(RosterTest, AdoptedParticipantsHaveTimeToReport) {
   const pb::Durable one = running({"a"});
-  roster.adopt(one, 3000);
-  EXPECT_FALSE(roster.all_heard());
-  EXPECT_TRUE(roster.expire(one, kDeadMs, 3000 + kDeadMs).empty());
-  EXPECT_EQ(roster.expire(one, kDeadMs, 3001 + kDeadMs).at(0).kind,
+  roster_.adopt(one, 3000);
+  EXPECT_FALSE(roster_.all_heard());
+  EXPECT_TRUE(roster_.expire(one, kDeadMs, 3000 + kDeadMs).empty());
+  EXPECT_EQ(roster_.expire(one, kDeadMs, 3001 + kDeadMs).at(0).kind,
             Kind::kLost);
   // If none of several hosts reports, it is cut off.
   const pb::Durable two = running({"a", "b"});
-  roster.adopt(two, 3000);
-  const auto changes = roster.expire(two, kDeadMs, 3001 + kDeadMs);
+  roster_.adopt(two, 3000);
+  const auto changes = roster_.expire(two, kDeadMs, 3001 + kDeadMs);
   ASSERT_EQ(changes.size(), 1u);
   EXPECT_EQ(changes[0].kind, Kind::kCutOff);
 }
 
-TEST(Roster, AStepIsCommittedWhenEveryRankCommittedIt) {
-  Roster roster;
+TEST_F(RosterTest, AStepIsCommittedWhenEveryRankCommittedIt) {
   const pb::Durable d = running({"a", "b"});
-  EXPECT_EQ(roster.committed_step(d), -1);
-  roster.on_report(running_report("a", 1, 0, 7), d, kSilentMs, 0);
-  EXPECT_EQ(roster.committed_step(d), -1) << "rank 1 has not reported";
-  roster.on_report(running_report("b", 1, 1, 5), d, kSilentMs, 0);
-  EXPECT_EQ(roster.committed_step(d), 5);
+  EXPECT_EQ(roster_.committed_step(d), -1);
+  roster_.on_report(running_report("a", 1, 0, 7), d, kSilentMs, 0);
+  EXPECT_EQ(roster_.committed_step(d), -1) << "rank 1 has not reported";
+  roster_.on_report(running_report("b", 1, 1, 5), d, kSilentMs, 0);
+  EXPECT_EQ(roster_.committed_step(d), 5);
   pb::Report old = running_report("b", 2, 1, 9);
   old.set_generation(0);
-  roster.on_report(old, d, kSilentMs, 1);
-  EXPECT_EQ(roster.committed_step(d), -1) << "of another generation";
+  roster_.on_report(old, d, kSilentMs, 1);
+  EXPECT_EQ(roster_.committed_step(d), -1) << "of another generation";
 }
 
-TEST(Roster, TheSlowestLinkCountsIfItWasMeasured) {
-  Roster roster;
+TEST_F(RosterTest, TheSlowestLinkCountsIfItWasMeasured) {
   const pb::Durable d = running({"a", "b", "c"});
   const double inf = std::numeric_limits<double>::infinity();
   uint64_t seq = 0;
@@ -424,55 +404,53 @@ TEST(Roster, TheSlowestLinkCountsIfItWasMeasured) {
     for (const double link : {a, b, c}) {
       pb::Report r = running_report(std::string(1, "abc"[rank]), seq, rank, 1);
       r.mutable_ranks(0)->set_link_bytes_per_s(link);
-      roster.on_report(r, d, kSilentMs, 0);
+      roster_.on_report(r, d, kSilentMs, 0);
       ++rank;
     }
-    return roster.link_bytes_per_s(1);
+    return roster_.link_bytes_per_s(1);
   };
   EXPECT_EQ(slowest(0, 0, 0), 0);
   EXPECT_EQ(slowest(3e6, 2e6, 5e6), 2e6);
   EXPECT_EQ(slowest(3e6, 0, 5e6), 3e6);
   EXPECT_EQ(slowest(std::nan(""), -inf, 5e6), 5e6);
   EXPECT_EQ(slowest(inf, 999, 5e6), 5e6);
-  EXPECT_EQ(roster.link_bytes_per_s(2), 0) << "of another generation";
+  EXPECT_EQ(roster_.link_bytes_per_s(2), 0) << "of another generation";
 }
 
-TEST(Roster, AllArePreparedWhenNoOlderRankIsAlive) {
-  Roster roster;
+TEST_F(RosterTest, AllArePreparedWhenNoOlderRankIsAlive) {
   const pb::Durable d = running({"a"}, pb::Durable::PREPARING);
   pb::Report a = report("a", 1);
   a.set_generation(1);
   a.set_state(pb::Report::PREPARED);
-  roster.on_report(a, d, kSilentMs, 0);
-  EXPECT_TRUE(roster.all_prepared(d));
+  roster_.on_report(a, d, kSilentMs, 0);
+  EXPECT_TRUE(roster_.all_prepared(d));
   pb::Report outsider = report("z", 1);
-  roster.on_report(outsider, d, kSilentMs, 0);
-  EXPECT_FALSE(roster.all_prepared(d)) << "z is not fenced";
+  roster_.on_report(outsider, d, kSilentMs, 0);
+  EXPECT_FALSE(roster_.all_prepared(d)) << "z is not fenced";
   outsider.set_seq(2);
   outsider.set_generation(1);
   outsider.set_busy(true);
-  roster.on_report(outsider, d, kSilentMs, 1);
-  EXPECT_FALSE(roster.all_prepared(d)) << "z has a rank alive";
+  roster_.on_report(outsider, d, kSilentMs, 1);
+  EXPECT_FALSE(roster_.all_prepared(d)) << "z has a rank alive";
   outsider.set_seq(3);
   outsider.set_busy(false);
-  roster.on_report(outsider, d, kSilentMs, 2);
-  EXPECT_TRUE(roster.all_prepared(d));
+  roster_.on_report(outsider, d, kSilentMs, 2);
+  EXPECT_TRUE(roster_.all_prepared(d));
 }
 
-TEST(Roster, ALongSilenceHardlyCountsAsTimeWithoutProgress) {
-  Roster roster;
+TEST_F(RosterTest, ALongSilenceHardlyCountsAsTimeWithoutProgress) {
   const pb::Durable d = running({"a"});
-  roster.on_report(running_report("a", 1, 0, 3, 77), d, kSilentMs, 100);
-  roster.on_report(running_report("a", 2, 0, 3, 77), d, kSilentMs, 200);
-  EXPECT_EQ(roster.find("a")->progress.at(0).since_ms, 100);
-  roster.on_report(running_report("a", 3, 0, 3, 77), d, kSilentMs, 900);
-  EXPECT_EQ(roster.find("a")->progress.at(0).since_ms, 300);
+  roster_.on_report(running_report("a", 1, 0, 3, 77), d, kSilentMs, 100);
+  roster_.on_report(running_report("a", 2, 0, 3, 77), d, kSilentMs, 200);
+  EXPECT_EQ(roster_.find("a")->progress.at(0).since_ms, 100);
+  roster_.on_report(running_report("a", 3, 0, 3, 77), d, kSilentMs, 900);
+  EXPECT_EQ(roster_.find("a")->progress.at(0).since_ms, 300);
   // A hang is found even if its worker is always late.
   int64_t now_ms = 900;
   for (uint64_t seq = 4; seq < 104; ++seq)
-    roster.on_report(running_report("a", seq, 0, 3, 77), d, kSilentMs,
-                     now_ms += 1000);
-  EXPECT_EQ(now_ms - roster.find("a")->progress.at(0).since_ms,
+    roster_.on_report(running_report("a", seq, 0, 3, 77), d, kSilentMs,
+                      now_ms += 1000);
+  EXPECT_EQ(now_ms - roster_.find("a")->progress.at(0).since_ms,
             600 + 100 * kSilentMs);
 }
 

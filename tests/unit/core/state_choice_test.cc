@@ -205,9 +205,7 @@ void check_sources(Known& known, const Inventory& in, const StateChoice& c) {
 }
 
 TEST(StateChoice, TheNewestCompleteStateIsChosenAsByTheNaiveTwin) {
-  const uint32_t seed = test_seed();
-  SCOPED_TRACE(seed);
-  std::mt19937 random(seed);
+  std::mt19937 random(test_seed());
   const ParamTable table = small_model();
   Known known(table);
   std::map<pb::Source::Kind, int> kinds;
@@ -345,9 +343,7 @@ TEST(StateChoice, AStepIsReadFromTheGenerationThatMadeIt) {
 }
 
 TEST(FewestHosts, HoldTheStateAndNoneOfThemIsLeftOver) {
-  const uint32_t seed = test_seed();
-  SCOPED_TRACE(seed);
-  std::mt19937 random(seed);
+  std::mt19937 random(test_seed());
   const ParamTable table = small_model();
   Known known(table);
   std::vector<std::string> order = {"host-a", "host-b", "host-c", "host-d"};
