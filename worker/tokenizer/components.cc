@@ -118,17 +118,20 @@ std::string literal(const std::string& text) {
   return out;
 }
 
-// A Split as the pattern whose matches are pieces, as what is between them is.
-// Possessive repeats need no memory for each character.
-Result<std::string> parse_split(const Json& json) {
-  const Json& given = json.at("pattern");
-  const std::string pattern =
-      given.contains("Regex") ? given.at("Regex").get<std::string>()
-                              : literal(given.at("String").get<std::string>());
+bool removes_matches(const Json& json, const std::string& kind) {
+  return (kind == "Split" || kind == "Punctuation") &&
+         json.value("behavior", "") == "Removed" &&
+         !json.value("invert", false);
+}
+
+// What divides a text where `pattern` matches, as the pattern whose matches are
+// pieces, as what is between them is. Possessive repeats need no memory for
+// each character.
+Result<std::string> with_behavior(const Json& json,
+                                  const std::string& pattern) {
   const auto behavior = json.value("behavior", "Isolated");
   const bool invert = json.value("invert", false);
-  if (behavior == "Isolated" || (behavior == "Removed" && invert))
-    return pattern;
+  if (behavior == "Isolated" || behavior == "Removed") return pattern;
   const std::string match = "(?:" + pattern + ")";
   if (behavior == "Contiguous") return match + "++";
   if (behavior == (invert ? "MergedWithNext" : "MergedWithPrevious"))
@@ -138,7 +141,8 @@ Result<std::string> parse_split(const Json& json) {
   return unsupported("pre_tokenizer", json);
 }
 
-// The pattern that one pre-tokenizer isolates; "" if it does not divide.
+// The pattern of what one pre-tokenizer isolates or removes; "" if it does not
+// divide.
 Result<std::string> parse_pattern(const Json& json, const std::string& kind,
                                   const Components& c) {
   if (kind == "ByteLevel")
@@ -146,16 +150,14 @@ Result<std::string> parse_pattern(const Json& json, const std::string& kind,
   if (kind == "Digits")
     return (c.byte_level ? std::string(kDigitBytes) : R"(\p{N})") +
            (json.value("individual_digits", false) ? "" : "+");
-  const auto behavior = json.value("behavior", "Isolated");
-  if (kind == "Punctuation" && behavior == "Isolated")
-    return std::string(kPunctuation);
-  if (kind == "Punctuation" && behavior == "Contiguous")
-    return std::string(kPunctuation) + "+";
-  if (kind == "Split" && json.at("pattern").value("String", "") == " " &&
-      c.no_spaces)
-    return std::string();
-  if (kind == "Split") return parse_split(json);
-  return unsupported("pre_tokenizer", json);
+  if (kind == "Punctuation") return with_behavior(json, kPunctuation);
+  if (kind != "Split") return unsupported("pre_tokenizer", json);
+  const Json& given = json.at("pattern");
+  if (c.no_spaces && given.value("String", "") == " ") return std::string();
+  return with_behavior(json,
+                       given.contains("Regex")
+                           ? given["Regex"].get<std::string>()
+                           : literal(given.at("String").get<std::string>()));
 }
 
 // The steps of Metaspace, and that of ByteLevel with add_prefix_space.
@@ -170,7 +172,7 @@ Status parse_metaspace(const Json& json, Pipeline& p, Components& c) {
   c.marks_spaces = c.no_spaces = true;
   if (!json.value("split", true)) return ok_status();
   ASSIGN_OR_RETURN(Regex regex, Regex::compile("\u2581[^\u2581]*"));
-  p.splits.push_back(std::move(regex));
+  p.splits.push_back({std::move(regex)});
   return ok_status();
 }
 Status parse_prefix_space(const Json& json, Pipeline& p, Components& c) {
@@ -197,7 +199,8 @@ Status parse_pre_tokenizer(const Json& json, Pipeline& p, Components& c) {
       ASSIGN_OR_RETURN(Regex regex, c.byte_level
                                         ? Regex::compile_for_bytes(pattern)
                                         : Regex::compile(pattern));
-      p.splits.push_back(std::move(regex));
+      p.splits.push_back({std::move(regex), removes_matches(item, kind)});
+      if (p.splits.back().removes) c.lossy.push_back(kind);
     }
     c.byte_level = c.byte_level || kind == "ByteLevel";
     return ok_status();

@@ -107,16 +107,19 @@ class PipelineTokenizer final : public Tokenizer {
                        std::vector<int32_t>& out) const {
     if (text.empty()) return ok_status();
     if (split == p_.splits.size()) return p_.bpe.encode(text, scratch.bpe, out);
+    const Split& divides = p_.splits[split];
     size_t at = 0;
     const auto piece = [&](size_t end) {
       const std::string_view part = text.substr(at, end - at);
       at = end;
       return encode_pieces(part, split + 1, scratch, out);
     };
-    RETURN_IF_ERROR(p_.splits[split].for_each_match(
-        text, scratch.matcher, [&](size_t begin, size_t end) {
-          Status status = piece(begin);
-          return status.ok() ? piece(end) : status;
+    RETURN_IF_ERROR(divides.regex.for_each_match(
+        text, scratch.matcher, [&](size_t begin, size_t end) -> Status {
+          RETURN_IF_ERROR(piece(begin));
+          if (!divides.removes) return piece(end);
+          at = end;
+          return ok_status();
         }));
     return piece(text.size());
   }
@@ -140,7 +143,7 @@ Status divide_before_marks(const BpeModel& bpe, Pipeline* pipeline) {
     if (token.find(kSpaceMark) != std::string_view::npos) return ok_status();
   }
   ASSIGN_OR_RETURN(Regex regex, Regex::compile(kBeforeMarks));
-  pipeline->splits.push_back(std::move(regex));
+  pipeline->splits.push_back({std::move(regex)});
   return ok_status();
 }
 

@@ -28,6 +28,12 @@ extern const char kLlama3Pattern[];
 // byte, and at each byte of a text added tokens are compared with it.
 inline constexpr size_t kMaxTokenBytes = 1024;
 
+// A match is a piece, and so is what is between two matches.
+struct Split {
+  Regex regex;
+  bool removes = false;  // the matches
+};
+
 struct Pipeline {
   std::string id;
   int32_t end_of_text = 0;
@@ -39,11 +45,9 @@ struct Pipeline {
   std::vector<TextStep> prefix;
   // Whether such a text begins like a document after any added token, too.
   bool restarts = false;
-  bool adds_space = false;  // a step puts one before a document
-  std::string changes;      // Tokenizer::changes()
-  // Each divides the pieces of the one before: a match is a piece, and so is
-  // what is between two matches.
-  std::vector<Regex> splits;
+  bool adds_space = false;    // a step puts one before a document
+  std::string changes;        // Tokenizer::changes()
+  std::vector<Split> splits;  // each divides the pieces of the one before
   Bpe bpe;
   std::vector<std::string> decoded;  // the bytes of each token
 };

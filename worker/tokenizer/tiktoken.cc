@@ -139,7 +139,7 @@ Result<std::unique_ptr<Tokenizer>> build(std::string_view text) {
                                      .byte_level = true,
                                      .ignore_merges = true}));
   ASSIGN_OR_RETURN(Regex pattern, Regex::compile(known->pattern));
-  p.splits.push_back(std::move(pattern));
+  p.splits.push_back({std::move(pattern)});
   return make_tokenizer(std::move(p));
 }
 

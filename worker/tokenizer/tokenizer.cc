@@ -13,6 +13,7 @@ namespace remesh::tokenizer {
 namespace {
 
 constexpr uint64_t kMaxFile = uint64_t{128} << 20;
+constexpr char kConfig[] = "tokenizer_config.json";
 
 std::unique_ptr<Tokenizer> byte_tokenizer() {
   Pipeline p{.id = "bytes", .end_of_text = kByteEndOfText};
@@ -70,7 +71,12 @@ Result<std::unique_ptr<Tokenizer>> open_tokenizer(const std::string& spec) {
     return not_found(fmt::format("tokenizer '{}': no such file: expected {}",
                                  spec, kTokenizerHelp));
   if (!text.ok()) return text.status();
-  if (text->starts_with('{')) return parse_tokenizer_json(*text, spec);
+  if (text->starts_with('{')) {
+    const auto config = read_file(
+        *posix_file_system(), path_join(parent_path(spec), kConfig), kMaxFile);
+    return parse_tokenizer_json(
+        *text, spec, token_in_config(config.ok() ? *config : "", "eos_token"));
+  }
   // The tag of the first piece, of which no line of text consists.
   if (text->starts_with('\n')) return parse_sentencepiece(*text, spec);
   return parse_tiktoken(*text, spec);

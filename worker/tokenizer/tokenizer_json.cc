@@ -206,7 +206,8 @@ Status decode_tokens(const Vocabulary& vocabulary, const FoundById& added,
   return ok_status();
 }
 
-Result<std::unique_ptr<Tokenizer>> build(const Json& json, std::string id) {
+Result<std::unique_ptr<Tokenizer>> build(const Json& json, std::string id,
+                                         const std::string& other_end) {
   Pipeline p;
   p.id = std::move(id);
   ASSIGN_OR_RETURN(Components c, parse_components(json, p));
@@ -235,19 +236,27 @@ Result<std::unique_ptr<Tokenizer>> build(const Json& json, std::string id) {
       p.end_of_text = *found;
       return make_tokenizer(std::move(p));
     }
-  return invalid_argument(fmt::format(
-      "no token ends a document: expected one of {}", fmt::join(kEnds, ", ")));
+  const auto other = vocabulary.find(other_end);
+  if (!other.ok())
+    return invalid_argument(fmt::format(
+        "no token ends a document: expected one of {}, or the eos_token in a "
+        "tokenizer_config.json beside it",
+        fmt::join(kEnds, ", ")));
+  p.end_of_text = *other;
+  return make_tokenizer(std::move(p));
 }
 
 }  // namespace
 
 Result<std::unique_ptr<Tokenizer>> parse_tokenizer_json(
-    std::string_view text, const std::string& name) {
+    std::string_view text, const std::string& name,
+    const std::string& other_end) {
   if (json_is_deeper(text, kMaxJsonDepth))
     return invalid_argument(
         fmt::format("{}: nested more than {} deep", name, kMaxJsonDepth));
   try {
-    return build(Json::parse(text), "tokenizer.json:" + xxh128_text(text))
+    return build(Json::parse(text), "tokenizer.json:" + xxh128_text(text),
+                 other_end)
         .with_context(name);
   } catch (const Json::exception& e) {
     const std::string what = e.what();
@@ -256,6 +265,14 @@ Result<std::unique_ptr<Tokenizer>> parse_tokenizer_json(
         fmt::format("{}: not a tokenizer.json: {}", name,
                     end == std::string::npos ? what : what.substr(end + 2)));
   }
+}
+
+std::string token_in_config(std::string_view config, const char* key) {
+  if (json_is_deeper(config, kMaxJsonDepth)) return "";
+  Json token = Json::parse(config, nullptr, /*exceptions=*/false);
+  for (const char* field : {key, "content"})
+    if (token.is_object() && token.contains(field)) token = Json(token[field]);
+  return token.is_string() ? token.get<std::string>() : "";
 }
 
 std::string to_tokenizer_json(const std::vector<std::string>& tokens,

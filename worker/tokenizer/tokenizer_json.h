@@ -2,11 +2,10 @@
 // BPE.
 //
 //   normalizer      Sequence, NFC, NFD, NFKC, NFKD, Lowercase, Strip, Replace
-//   of
-//                   a Regex or String; and, together with Replace of spaces by
-//                   U+2581, Prepend of one
-//   pre_tokenizer   Sequence, Metaspace, Split of a Regex or String (not one
-//                   that removes its matches), Punctuation, ByteLevel, Digits
+//                   of a Regex or String; and, together with Replace of spaces
+//                   by U+2581, Prepend of one
+//   pre_tokenizer   Sequence, Metaspace, Split of a Regex or String,
+//                   Punctuation, ByteLevel, Digits
 //   model           BPE with ByteLevel, byte_fallback or unk_token; no dropout,
 //                   prefix or suffix
 //   post_processor  ignored: it only adds tokens around a text
@@ -17,7 +16,8 @@
 // Any other kind is refused by name, and so is a token of over 1024 bytes
 // (kMaxTokenBytes). A document ends with the first of these tokens that the
 // file has: <|endoftext|>, <|end_of_text|>, </s>, <eos>, that of DeepSeek,
-// <EOS_TOKEN>.
+// <EOS_TOKEN>, and the one given with the file. (That of a chat model ends a
+// turn, so it comes last.)
 //
 // Four departures from the library. Special tokens are found in the text
 // before it is normalized, also if the file has them found after it. Metaspace
@@ -41,8 +41,14 @@
 namespace remesh::tokenizer {
 
 // Fails, naming `name` and the component, on what is invalid or not supported.
+// other_end: what ends a document if the file has none of the usual tokens.
 Result<std::unique_ptr<Tokenizer>> parse_tokenizer_json(
-    std::string_view text, const std::string& name);
+    std::string_view text, const std::string& name,
+    const std::string& other_end = "");
+
+// The token that a tokenizer_config.json calls `key`: "eos_token": "</s>", or
+// {"content": "</s>"}; "" if it names none.
+std::string token_in_config(std::string_view config, const char* key);
 
 // A tokenizer.json of byte-level BPE whose pieces are those of `pattern`. The
 // token <|endoftext|> gets the last id.

@@ -40,7 +40,7 @@ std::vector<std::string> files() {
          {"pattern", {{"Regex", "[a-z]+| ?\\d"}}},
          {"behavior", "Isolated"},
          {"invert", false}},
-        {{"type", "Punctuation"}, {"behavior", "Contiguous"}},
+        {{"type", "Punctuation"}, {"behavior", "Removed"}},
         {{"type", "ByteLevel"}, {"add_prefix_space", false}},
         {{"type", "Digits"}, {"individual_digits", true}}}}};
   Json unknown = sentencepiece_like();

@@ -464,46 +464,68 @@ TEST(TokenizerJson, StepsAfterByteLevelSeeItsAlphabet) {
             (Tokens{'a', 260, '4', ' ', 261, 0xC3, 0xB2}));
 }
 
-// Where two dots and a letter are merged shows where pieces end.
-TEST(TokenizerJson, ASplitDividesAsItsBehaviorSays) {
-  const auto pieces = [](const Json& pattern, const char* behavior,
-                         bool invert) {
-    Json json = byte_level();
-    json["pre_tokenizer"] = {{"type", "Sequence"},
-                             {"pretokenizers",
-                              {{{"type", "Split"},
-                                {"pattern", pattern},
-                                {"behavior", behavior},
-                                {"invert", invert}},
-                               {{"type", "ByteLevel"},
-                                {"add_prefix_space", false},
-                                {"use_regex", false}}}}};
-    json["added_tokens"][0]["id"] = 400;
-    int id = 258;
-    for (const char* pair : {". .", "a .", ". b", "a b"}) {
-      std::string text = pair;
-      json["model"]["merges"].push_back(text);
-      text.erase(text.find(' '), 1);
-      json["model"]["vocab"][text] = id++;
-    }
-    const auto t = parse(json);
-    std::string out;
-    for (const int32_t token : encode(*t, "a..b.ab"))
-      out += std::string(t->token_bytes(token).value()) + "|";
+// The pieces of "a..b.ab". Where two dots, a letter and a dot, or two letters
+// are merged shows where pieces end.
+std::string pieces_of(const Json& pre_tokenizer) {
+  Json json = byte_level();
+  json["pre_tokenizer"] = sequence({pre_tokenizer,
+                                    {{"type", "ByteLevel"},
+                                     {"add_prefix_space", false},
+                                     {"use_regex", false}}},
+                                   "pretokenizers");
+  json["added_tokens"][0]["id"] = 400;
+  int id = 258;
+  for (const char* pair : {". .", "a .", ". b", "a b"}) {
+    std::string text = pair;
+    json["model"]["merges"].push_back(text);
+    text.erase(text.find(' '), 1);
+    json["model"]["vocab"][text] = id++;
+  }
+  const auto t = parse(json);
+  std::string out;
+  for (const int32_t token : encode(*t, "a..b.ab"))
+    out += std::string(t->token_bytes(token).value()) + "|";
+  if (t->changes().empty())
     EXPECT_EQ(t->decode(encode(*t, "a..b.ab\xFF")).value(), "a..b.ab\xFF");
-    return out;
-  };
+  else
+    EXPECT_EQ(t->changes(), pre_tokenizer["type"].get<std::string>());
+  return out;
+}
+
+Json splits(const Json& pattern, const char* behavior, bool invert) {
+  return {{"type", "Split"},
+          {"pattern", pattern},
+          {"behavior", behavior},
+          {"invert", invert}};
+}
+
+TEST(TokenizerJson, ASplitDividesAsItsBehaviorSays) {
   for (const Json& dot : {Json{{"String", "."}}, Json{{"Regex", "\\."}}})
     for (const bool invert : {false, true}) {
-      EXPECT_EQ(pieces(dot, "Isolated", invert), "a|.|.|b|.|ab|");
-      EXPECT_EQ(pieces(dot, "Contiguous", invert), "a|..|b|.|ab|");
-      EXPECT_EQ(pieces(dot, "MergedWithPrevious", invert),
+      const auto pieces = [&](const char* behavior) {
+        return pieces_of(splits(dot, behavior, invert));
+      };
+      EXPECT_EQ(pieces("Isolated"), "a|.|.|b|.|ab|");
+      EXPECT_EQ(pieces("Contiguous"), "a|..|b|.|ab|");
+      EXPECT_EQ(pieces("MergedWithPrevious"),
                 invert ? "a|.|.b|.|ab|" : "a.|.|b|.|ab|");
-      EXPECT_EQ(pieces(dot, "MergedWithNext", invert),
+      EXPECT_EQ(pieces("MergedWithNext"),
                 invert ? "a.|.|b|.|ab|" : "a|.|.b|.|ab|");
     }
-  EXPECT_EQ(pieces({{"Regex", "[a-z]+|\\.+"}}, "Removed", true),
+  EXPECT_EQ(pieces_of(splits({{"Regex", "[a-z]+|\\.+"}}, "Removed", true)),
             "a|..|b|.|ab|");
+  // What is on both sides of a match is not joined.
+  EXPECT_EQ(pieces_of(splits({{"Regex", "\\.+"}}, "Removed", false)),
+            "a|b|ab|");
+  EXPECT_EQ(pieces_of(splits({{"String", "a..b.ab"}}, "Removed", false)), "");
+}
+
+TEST(TokenizerJson, PunctuationDividesAsASplitOfIt) {
+  for (const char* behavior : {"Isolated", "Contiguous", "MergedWithPrevious",
+                               "MergedWithNext", "Removed"})
+    EXPECT_EQ(pieces_of({{"type", "Punctuation"}, {"behavior", behavior}}),
+              pieces_of(splits({{"String", "."}}, behavior, false)));
+  EXPECT_EQ(pieces_of(Json{{"type", "Punctuation"}}), "a|.|.|b|.|ab|");
 }
 
 TEST(TokenizerJson, ASplitDividesLongTexts) {
@@ -554,13 +576,12 @@ TEST(TokenizerJson, WhatIsNotSupportedIsNamed) {
   for (const Json& pattern : {Json{{"String", ""}}, Json{{"Regex", "a*"}}})
     says([&](Json& j) { j["normalizer"] = replaces(pattern, "b"); },
          ", " + replaces(pattern, "b").dump() + " is not supported");
-  for (const Json& component : {Json{{"type", "WhitespaceSplit"}},
-                                Json{{"type", "Split"},
-                                     {"pattern", {{"Regex", "a"}}},
-                                     {"behavior", "Removed"}},
-                                Json{{"type", "Split"},
-                                     {"pattern", {{"String", "a"}}},
-                                     {"behavior", "Other"}}})
+  for (const Json& component :
+       {Json{{"type", "WhitespaceSplit"}},
+        Json{{"type", "Punctuation"}, {"behavior", "Other"}},
+        Json{{"type", "Split"},
+             {"pattern", {{"String", "a"}}},
+             {"behavior", "Other"}}})
     says([&](Json& j) { j["pre_tokenizer"] = component; },
          "pre_tokenizer " + component.dump() + " is not supported");
   says(

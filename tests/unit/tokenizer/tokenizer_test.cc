@@ -146,5 +146,38 @@ TEST(OpenTokenizer, TellsFormatsByTheirContents) {
   EXPECT_SAYS(open_tokenizer(dir.path()), "is a folder: expected bytes");
 }
 
+TEST(OpenTokenizer, TheConfigBesideItMayNameWhatEndsADocument) {
+  const TempDir dir;
+  Json json = byte_level();
+  json["added_tokens"][0]["content"] = "[EOS]";
+  const std::string file = dir.write("t.json", json.dump());
+  const auto with = [&](const char* config) {
+    dir.write("tokenizer_config.json", config);
+    return open_tokenizer(file);
+  };
+  const std::string why = "or the eos_token in a tokenizer_config.json beside";
+  EXPECT_SAYS(open_tokenizer(file), why);
+  for (const char* config :
+       {"{", "[]", R"({"eos_token": null})", R"({"eos_token": "[OTHER]"})",
+        R"({"bos_token": "[EOS]"})"})
+    EXPECT_SAYS(with(config), why) << config;
+  for (const char* config :
+       {R"({"eos_token": "[EOS]"})",
+        R"({"eos_token": {"content": "[EOS]", "lstrip": false}})"}) {
+    ASSERT_OK_AND(const auto t, with(config));
+    EXPECT_EQ(t->end_of_text(), 258) << config;
+  }
+  // A usual one ends documents; that of a chat model ends turns.
+  json = byte_level();
+  json["added_tokens"].push_back(
+      {{"id", 259}, {"content", "<|im_end|>"}, {"special", true}});
+  for (const bool special : {true, false}) {
+    json["added_tokens"][0]["special"] = special;
+    dir.write("t.json", json.dump());
+    ASSERT_OK_AND(const auto t, with(R"({"eos_token": "<|im_end|>"})"));
+    EXPECT_EQ(t->end_of_text(), 258);
+  }
+}
+
 }  // namespace
 }  // namespace remesh::tokenizer
