@@ -74,52 +74,6 @@ bool warmup_follows_steps(const pb::Job& job) {
                       s.total_steps());
 }
 
-}  // namespace
-
-Result<jobfile::DataInfo> read_data_info(const std::string& dir) {
-  const Result<data::Index> parsed = data::read_index(dir);
-  const bool is_file = path_exists(dir) && !is_folder(dir);
-  if (is_file || parsed.status().code() == Code::kNotFound)
-    return not_found(fmt::format(
-        "data.path: {} {}; create one with `remesh data prepare --input {}`",
-        dir,
-        is_file ? "is a file, no data set"
-                : "contains no data set (no dataset.json)",
-        is_file ? typed_path(dir) + " --out FOLDER"
-                : "TEXT --out " + typed_path(dir)));
-  if (!parsed.ok() && parsed.status().code() != Code::kCorrupt)
-    return parsed.status().with_context("data.path");
-  const auto advise = [&](const Status& s) {
-    const bool mixture = parsed.ok() && !parsed->members.empty();
-    return Status(
-        s.code(),
-        s.message() +
-            (mixture
-                 ? "; restore that data set, of which " + typed_path(dir) +
-                       " is a mixture, or create it again from the same text"
-                 : "; restore the data set, or create it again with `remesh "
-                   "data prepare --overwrite --out " +
-                       typed_path(dir) + " ...`"));
-  };
-  if (!parsed.ok()) return advise(parsed.status());
-  const data::Index& index = *parsed;
-  if (const Status s = data::check_shard_files(dir, index); !s.ok())
-    return advise(s);
-  int64_t least = index.train_tokens();
-  // Each member is validated by itself: whether the largest can be counts.
-  int64_t val = index.members.empty() ? index.val_tokens() : 0;
-  for (const data::MemberEntry& m : index.members) {
-    least = std::min(least, m.train_tokens);
-    val = std::max(val, m.val_tokens);
-  }
-  return jobfile::DataInfo{.vocab_size = index.vocab_size,
-                           .train_tokens = index.train_tokens(),
-                           .val_tokens = val,
-                           .least_train_tokens = least};
-}
-
-namespace {
-
 // The model whose weights the run starts from, if the job leaves its sizes to
 // it.
 Result<std::optional<geometry::ModelConfig>> read_init_model(
@@ -155,17 +109,6 @@ Result<pb::Job> resolve_text(const std::string& text, const std::string& path,
   return jobfile::resolve(loaded, info);
 }
 
-}  // namespace
-
-Result<pb::Job> job_of_run(FileSystem& fs, const std::string& run) {
-  const std::string path = job_path(run);
-  ASSIGN_OR_RETURN(const std::string text,
-                   remesh::read_file(fs, path, kMaxJobBytes));
-  return resolve_text(text, path, run);
-}
-
-namespace {
-
 // The model or folder of checkpoints that init_from names; of a run that of its
 // checkpoints. Without links, which may point elsewhere later.
 Result<std::string> init_place(FileSystem& fs, const std::string& path) {
@@ -179,17 +122,6 @@ Result<std::string> init_place(FileSystem& fs, const std::string& path) {
   const auto real = std::filesystem::weakly_canonical(place, error);
   return error ? place : real.string();
 }
-
-}  // namespace
-
-Result<std::string> base_fingerprint(FileSystem& fs, const pb::Job& job) {
-  if (job.lora().rank() == 0) return std::string();
-  const std::string& place = jobfile::init_path(job.model());
-  ASSIGN_OR_RETURN(const auto base, huggingface::WeightSource::open(fs, place));
-  return base.check_base(place, job.lora().base_fingerprint(), [] {});
-}
-
-namespace {
 
 Status choose_checkpoint(FileSystem& fs, pb::Model& m) {
   ASSIGN_OR_RETURN(const std::string place, init_place(fs, m.init_from()));
@@ -208,22 +140,6 @@ Status choose_checkpoint(FileSystem& fs, pb::Model& m) {
   return ok_status();
 }
 
-}  // namespace
-
-Status choose_init(FileSystem& fs, pb::Job* job) {
-  pb::Model& m = *job->mutable_model();
-  if (m.init_from().empty() ||
-      (jobfile::has_every_size(m) && !fs.exists(m.init_from())))
-    return ok_status();
-  RETURN_IF_ERROR(choose_checkpoint(fs, m));
-  const auto base = base_fingerprint(fs, *job);
-  if (!base.ok()) return base.status().with_context("model.init_from");
-  if (!base->empty()) job->mutable_lora()->set_base_fingerprint(*base);
-  return ok_status();
-}
-
-namespace {
-
 // The sizes that a file leaves to the model of init_from are those that the run
 // was made with: that model is not read again.
 void keep_open_sizes(const pb::Model& held, pb::Model* m) {
@@ -233,54 +149,6 @@ void keep_open_sizes(const pb::Model& held, pb::Model* m) {
   if (m->hidden_dim() == -1) m->set_hidden_dim(held.hidden_dim());
   if (m->vocab_size() == -1) m->set_vocab_size(held.vocab_size());
 }
-
-}  // namespace
-
-Result<pb::Job> load_resolved(const JobSource& source, const std::string& run) {
-  pb::Job base;
-  bool is_new = true;
-  if (!run.empty()) {
-    Result<pb::Job> held = job_of_run(*posix_file_system(), run);
-    if (held.ok()) {
-      base = jobfile::without_derived(std::move(*held));
-      is_new = false;
-    } else if (held.status().code() != Code::kNotFound || source.file.empty()) {
-      return held.status();
-    }
-  }
-  ASSIGN_OR_RETURN(pb::Job job,
-                   jobfile::load_job(source.file, source.set, base));
-  if (!is_new) keep_open_sizes(base.model(), job.mutable_model());
-  if (is_new && job.data().sequence_offset() < 0)
-    return invalid_argument(fmt::format(
-        "data.sequence_offset = {}: must be at least 0 in a new run",
-        job.data().sequence_offset()));
-  if (is_new) RETURN_IF_ERROR(choose_init(*posix_file_system(), &job));
-  return resolve_with_data(job);
-}
-
-std::vector<std::string> forbidden_differences(
-    const pb::Job& run, const pb::Job& given,
-    const std::vector<std::string>& set) {
-  const bool length = length_follows_steps(run) && length_follows_steps(given);
-  const bool warmup = warmup_follows_steps(run) && warmup_follows_steps(given);
-  const std::set<std::string> asked = keys_of(set);
-  std::vector<std::string> out;
-  for (const jobfile::Difference& d : jobfile::differences(run, given)) {
-    if (free_to_change(d.key, length, warmup)) continue;
-    const bool may = free_on_request(d.key);
-    if (may && asked.contains(d.key)) continue;
-    out.push_back(fmt::format("{}: the run has {}, given is {}", d.key, d.first,
-                              d.second));
-    if (may)
-      out.back() +=
-          fmt::format(" (to change it for the rest of the run: --set {}={})",
-                      d.key, d.second);
-  }
-  return out;
-}
-
-namespace {
 
 // How another schedule changes the learning rate of the step after `done`,
 // compared with that of the last step made.
@@ -317,43 +185,6 @@ Status check_steps(const pb::Job& job, const std::string& run,
                   where.empty() ? "" : " (" + where + ")", 2 * newest.step));
 }
 
-}  // namespace
-
-int64_t last_finished_step(const std::string& run) {
-  const std::vector<pb::StepMetrics> recent = recent_metrics(run);
-  return recent.empty() ? 0 : recent.back().step();
-}
-
-std::vector<pb::StepMetrics> recent_metrics(const std::string& run) {
-  std::vector<pb::StepMetrics> out;
-  for (const std::string& line : read_last_lines(metrics_path(run)))
-    if (auto m = parse_metrics_line(line); m.ok()) out.push_back(*std::move(m));
-  return out;
-}
-
-Result<OpenedJob> open_job(const JobSource& source, const std::string& run_dir,
-                           bool resume, double unix_s) {
-  OpenedJob out;
-  if (source.file.empty()) {
-    ASSIGN_OR_RETURN(out.run, find_run(run_dir));
-  } else {
-    ASSIGN_OR_RETURN(const pb::Job given,
-                     jobfile::load_job(source.file, source.set));
-    out.made = run_dir.empty() && !resume;
-    // A directory is created for a job that is sound.
-    if (out.made) RETURN_IF_ERROR(load_resolved(source).status());
-    ASSIGN_OR_RETURN(out.run,
-                     choose_run(given.job().dump_folder(), given.job().name(),
-                                run_dir, resume, unix_s));
-  }
-  // The job.toml of a folder that is no run is not the job of one.
-  ASSIGN_OR_RETURN(out.job,
-                   load_resolved(source, is_run(out.run) ? out.run : ""));
-  return out;
-}
-
-namespace {
-
 // Another data set may be given, or the same folder prepared again: the samples
 // would not be those that the training left off with. Before the first
 // checkpoint only the journal knows which that was.
@@ -363,10 +194,12 @@ Status check_data(FileSystem& fs, const pb::Job& job, const std::string& run,
   if (!read.ok() && read.status().code() != Code::kCorrupt)
     return ok_status();  // reported by those who open it
   ASSIGN_OR_RETURN(const data::Index given, read);
-  ASSIGN_OR_RETURN(
-      const auto found,
-      manifest::scan(fs, checkpoints_path(run, job.checkpoint().folder())));
-  const manifest::Found* newest = manifest::choose_newest_valid(found);
+  const auto found =
+      manifest::scan(fs, checkpoints_path(run, job.checkpoint().folder()));
+  // Without the folder the journal may know it.
+  if (!found.ok() && journaled.empty()) return found.status();
+  const manifest::Found* newest =
+      found.ok() ? manifest::choose_newest_valid(*found) : nullptr;
   const std::string& id = newest ? newest->manifest.data_id() : journaled;
   if (id == given.data_id || (newest == nullptr && id.empty()))
     return ok_status();
@@ -419,6 +252,151 @@ Status check_identity(FileSystem& fs, bool accept_edits, const std::string& run,
 }
 
 }  // namespace
+
+Result<jobfile::DataInfo> read_data_info(const std::string& dir) {
+  const Result<data::Index> parsed = data::read_index(dir);
+  const bool is_file = path_exists(dir) && !is_folder(dir);
+  if (is_file || parsed.status().code() == Code::kNotFound)
+    return not_found(fmt::format(
+        "data.path: {} {}; create one with `remesh data prepare --input {}`",
+        dir,
+        is_file ? "is a file, no data set"
+                : "contains no data set (no dataset.json)",
+        is_file ? typed_path(dir) + " --out FOLDER"
+                : "TEXT --out " + typed_path(dir)));
+  if (!parsed.ok() && parsed.status().code() != Code::kCorrupt)
+    return parsed.status().with_context("data.path");
+  const auto advise = [&](const Status& s) {
+    const bool mixture = parsed.ok() && !parsed->members.empty();
+    return Status(
+        s.code(),
+        s.message() +
+            (mixture
+                 ? "; restore that data set, of which " + typed_path(dir) +
+                       " is a mixture, or create it again from the same text"
+                 : "; restore the data set, or create it again with `remesh "
+                   "data prepare --overwrite --out " +
+                       typed_path(dir) + " ...`"));
+  };
+  if (!parsed.ok()) return advise(parsed.status());
+  const data::Index& index = *parsed;
+  if (const Status s = data::check_shard_files(dir, index); !s.ok())
+    return advise(s);
+  int64_t least = index.train_tokens();
+  // Each member is validated by itself: whether the largest can be counts.
+  int64_t val = index.members.empty() ? index.val_tokens() : 0;
+  for (const data::MemberEntry& m : index.members) {
+    least = std::min(least, m.train_tokens);
+    val = std::max(val, m.val_tokens);
+  }
+  return jobfile::DataInfo{.vocab_size = index.vocab_size,
+                           .train_tokens = index.train_tokens(),
+                           .val_tokens = val,
+                           .least_train_tokens = least};
+}
+
+Result<pb::Job> job_of_run(FileSystem& fs, const std::string& run) {
+  const std::string path = job_path(run);
+  ASSIGN_OR_RETURN(const std::string text,
+                   remesh::read_file(fs, path, kMaxJobBytes));
+  return resolve_text(text, path, run);
+}
+
+Result<std::string> base_fingerprint(FileSystem& fs, const pb::Job& job) {
+  if (job.lora().rank() == 0) return std::string();
+  const std::string& place = jobfile::init_path(job.model());
+  ASSIGN_OR_RETURN(const auto base, huggingface::WeightSource::open(fs, place));
+  return base.check_base(place, job.lora().base_fingerprint(), [] {});
+}
+
+Status choose_init(FileSystem& fs, pb::Job* job) {
+  pb::Model& m = *job->mutable_model();
+  if (m.init_from().empty() ||
+      (jobfile::has_every_size(m) && !fs.exists(m.init_from())))
+    return ok_status();
+  RETURN_IF_ERROR(choose_checkpoint(fs, m));
+  const auto base = base_fingerprint(fs, *job);
+  if (!base.ok()) return base.status().with_context("model.init_from");
+  if (!base->empty()) job->mutable_lora()->set_base_fingerprint(*base);
+  return ok_status();
+}
+
+Result<pb::Job> load_resolved(const JobSource& source, const std::string& run) {
+  pb::Job base;
+  bool is_new = true;
+  if (!run.empty()) {
+    Result<pb::Job> held = job_of_run(*posix_file_system(), run);
+    if (held.ok()) {
+      base = jobfile::without_derived(std::move(*held));
+      is_new = false;
+    } else if (held.status().code() != Code::kNotFound || source.file.empty()) {
+      return held.status();
+    }
+  }
+  ASSIGN_OR_RETURN(pb::Job job,
+                   jobfile::load_job(source.file, source.set, base));
+  if (!is_new) keep_open_sizes(base.model(), job.mutable_model());
+  if (is_new && job.data().sequence_offset() < 0)
+    return invalid_argument(fmt::format(
+        "data.sequence_offset = {}: must be at least 0 in a new run",
+        job.data().sequence_offset()));
+  if (is_new) RETURN_IF_ERROR(choose_init(*posix_file_system(), &job));
+  return resolve_with_data(job);
+}
+
+std::vector<std::string> forbidden_differences(
+    const pb::Job& run, const pb::Job& given,
+    const std::vector<std::string>& set) {
+  const bool length = length_follows_steps(run) && length_follows_steps(given);
+  const bool warmup = warmup_follows_steps(run) && warmup_follows_steps(given);
+  const std::set<std::string> asked = keys_of(set);
+  std::vector<std::string> out;
+  for (const jobfile::Difference& d : jobfile::differences(run, given)) {
+    if (free_to_change(d.key, length, warmup)) continue;
+    const bool may = free_on_request(d.key);
+    if (may && asked.contains(d.key)) continue;
+    out.push_back(fmt::format("{}: the run has {}, given is {}", d.key, d.first,
+                              d.second));
+    if (may)
+      out.back() +=
+          fmt::format(" (to change it for the rest of the run: --set {}={})",
+                      d.key, d.second);
+  }
+  return out;
+}
+
+int64_t last_finished_step(const std::string& run) {
+  const std::vector<pb::StepMetrics> recent = recent_metrics(run);
+  return recent.empty() ? 0 : recent.back().step();
+}
+
+std::vector<pb::StepMetrics> recent_metrics(const std::string& run) {
+  std::vector<pb::StepMetrics> out;
+  for (const std::string& line : read_last_lines(metrics_path(run)))
+    if (auto m = parse_metrics_line(line); m.ok()) out.push_back(*std::move(m));
+  return out;
+}
+
+Result<OpenedJob> open_job(const JobSource& source, const std::string& run_dir,
+                           bool resume, double unix_s) {
+  OpenedJob out;
+  if (source.file.empty()) {
+    ASSIGN_OR_RETURN(out.run, find_run(run_dir));
+  } else {
+    ASSIGN_OR_RETURN(const pb::Job given,
+                     jobfile::load_job(source.file, source.set));
+    out.made = run_dir.empty() && !resume;
+    // A directory is created for a job that is sound.
+    if (out.made) RETURN_IF_ERROR(load_resolved(source).status());
+    ASSIGN_OR_RETURN(out.run,
+                     choose_run(given.job().dump_folder(), given.job().name(),
+                                run_dir, resume, unix_s));
+  }
+  // The job.toml of a folder that is no run is not the job of one.
+  ASSIGN_OR_RETURN(out.job,
+                   load_resolved(source, is_run(out.run) ? out.run : ""));
+  return out;
+}
 
 Status check_unedited(FileSystem& fs, const std::string& run,
                       const pb::Durable& journal) {

@@ -60,8 +60,7 @@ std::vector<std::string> known_runs() {
     if (is_run(path.string())) here.push_back(real_path(path.string()));
   std::sort(here.begin(), here.end());
   for (std::string& run : here)
-    if (std::find(out.begin(), out.end(), run) == out.end())
-      out.push_back(std::move(run));
+    if (std::ranges::count(out, run) == 0) out.push_back(std::move(run));
   return out;
 }
 

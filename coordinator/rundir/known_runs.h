@@ -6,8 +6,6 @@
 #include <string>
 #include <vector>
 
-#include "proto/base/status.h"
-
 namespace remesh::rundir {
 
 // Puts the run at the end of the list, as the one used last. Best effort.

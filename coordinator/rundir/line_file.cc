@@ -69,12 +69,13 @@ Status LineFile::repair(const Valid& valid) {
     if (end == 0)
       return corrupt(path_ + ": none of its " + std::to_string(cut_bytes_) +
                      " bytes is a valid line; repair the file or move it away");
-    RETURN_IF_ERROR(save_tail(std::string_view(text).substr(end)));
+    // More than a crash leaves behind may be of use to somebody.
+    RETURN_IF_ERROR(write_file(*posix_file_system(), path_ + ".damaged",
+                               std::string_view(text).substr(end)));
   }
   size_ = size - cut_bytes_;
-  if (cut_bytes_ > 0 && ftruncate(fd_, static_cast<off_t>(size_)) != 0) {
+  if (cut_bytes_ > 0 && ftruncate(fd_, static_cast<off_t>(size_)) != 0)
     return errno_error(path_ + ": ftruncate", errno);
-  }
   return ok_status();
 }
 
@@ -94,11 +95,6 @@ size_t LineFile::end_of_valid(const std::string& text, const Valid& valid) {
     end = start;
   }
   return end;
-}
-
-// More than a crash leaves behind may be of use to somebody.
-Status LineFile::save_tail(std::string_view tail) const {
-  return write_file(*posix_file_system(), path_ + ".damaged", tail);
 }
 
 // Another coordinator's lines must not be overwritten or cut.
@@ -177,9 +173,8 @@ Status LineFile::append(std::string_view text) {
 
 LineTail::LineTail(std::string path, bool from_end) : path_(std::move(path)) {
   struct stat st {};
-  if (from_end && stat(path_.c_str(), &st) == 0) {
+  if (from_end && stat(path_.c_str(), &st) == 0)
     offset_ = static_cast<uint64_t>(st.st_size);
-  }
 }
 
 LineTail::~LineTail() {

@@ -60,7 +60,6 @@ class LineFile {
   LineFile() = default;
   Status repair(const Valid& valid);
   size_t end_of_valid(const std::string& text, const Valid& valid);
-  Status save_tail(std::string_view tail) const;
   Status copy_to(int fd, const std::string& path) const;
 
   std::string path_;

@@ -58,14 +58,74 @@ Holder read_holder(int fd) {
   return out;
 }
 
+// When the newest coordinator of a run started, in unix seconds, by its events,
+// or when it was made by `remesh fork`; 0 if neither ever happened.
+double started_at(const std::string& run) {
+  const std::vector<std::string> lines = read_lines(events_path(run));
+  for (auto line = lines.rbegin(); line != lines.rend(); ++line)
+    for (const auto* start :
+         {&events::kCoordinatorStarted, &events::kCoordinatorRestarted,
+          &events::kForked}) {
+      if (line->find(start->name) == std::string::npos) continue;
+      const auto e = parse_event_line(*line);
+      if (e.ok() && e->event() == *start) return e->time();
+    }
+  return 0;
+}
+
+bool is_run_of(const std::string& run, const std::string& job_name) {
+  if (job_name.empty()) return true;
+  const auto text = read_file(job_path(run));
+  if (!text.ok()) return false;
+  const auto job = jobfile::parse_job(*text, {job_path(run), run});
+  return job.ok() && job->job().name() == job_name;
+}
+
+std::string not_a_run(const std::string& path) {
+  if (path_exists(job_path(path)))
+    return fmt::format(
+        "{}: not a run directory (its job.toml is a job file, not that of a "
+        "run); to start a run of it: remesh run {}",
+        path, shell_quoted(job_path(path)));
+  return path + ": not a run directory (it has no job.toml)" +
+         (path_exists(metrics_path(path))
+              ? "; to continue it with its job file: remesh run JOB --resume "
+                "--run-dir " +
+                    typed_path(path)
+              : "");
+}
+
+// "<name>-20261121-161810" for a run that starts at `unix_s` (local time).
+Result<std::string> new_run(const std::string& dump_folder,
+                            const std::string& job_name, double unix_s) {
+  const std::string name = absolute_path(dump_folder + "/" + job_name +
+                                         time_text(unix_s, "-%Y%m%d-%H%M%S"));
+  std::error_code error;
+  fs::create_directories(absolute_path(dump_folder), error);
+  constexpr int kTries = 1000;
+  for (int n = 1; !error && n <= kTries; ++n) {
+    const std::string run = n == 1 ? name : fmt::format("{}-{}", name, n);
+    if (fs::create_directory(run, error)) return run;
+  }
+  return io_error(fmt::format("{}: cannot create: {}", name,
+                              error ? error.message() : "exists"));
+}
+
+Status several_runs(const std::vector<std::string>& live) {
+  std::string out = "several runs are training; name one of them:";
+  for (const std::string& run : live)
+    out += fmt::format("\n  {}  (step {}, coordinator pid {})", typed_path(run),
+                       last_finished_step(run), RunLock::holder(run));
+  return invalid_argument(out);
+}
+
 }  // namespace
 
 Status create(const std::string& run) {
   std::error_code error;
   fs::create_directories(logs_path(run), error);
-  if (error) {
+  if (error)
     return io_error(logs_path(run) + ": cannot create: " + error.message());
-  }
   return ok_status();
 }
 
@@ -240,10 +300,6 @@ std::string run_secret(FileSystem& fs, const std::string& run) {
   return secret;
 }
 
-std::string new_run_name(const std::string& job_name, double unix_s) {
-  return job_name + time_text(unix_s, "-%Y%m%d-%H%M%S");
-}
-
 void point_latest(const std::string& dump_folder, const std::string& run) {
   const fs::path link = fs::path(dump_folder) / "latest";
   std::error_code error;
@@ -313,31 +369,6 @@ std::string short_path(const std::string& path) {
   return near.empty() || near.starts_with("..") ? path : near;
 }
 
-double started_at(const std::string& run) {
-  const std::vector<std::string> lines = read_lines(events_path(run));
-  for (auto line = lines.rbegin(); line != lines.rend(); ++line)
-    for (const auto* start :
-         {&events::kCoordinatorStarted, &events::kCoordinatorRestarted,
-          &events::kForked}) {
-      if (line->find(start->name) == std::string::npos) continue;
-      const auto e = parse_event_line(*line);
-      if (e.ok() && e->event() == *start) return e->time();
-    }
-  return 0;
-}
-
-namespace {
-
-bool is_run_of(const std::string& run, const std::string& job_name) {
-  if (job_name.empty()) return true;
-  const auto text = read_file(job_path(run));
-  if (!text.ok()) return false;
-  const auto job = jobfile::parse_job(*text, {job_path(run), run});
-  return job.ok() && job->job().name() == job_name;
-}
-
-}  // namespace
-
 Result<std::string> newest_run(const std::string& dump_folder,
                                const std::string& job_name) {
   std::set<std::string> runs;  // the link "latest" may point elsewhere
@@ -355,43 +386,6 @@ Result<std::string> newest_run(const std::string& dump_folder,
   }
   return best.second;
 }
-
-namespace {
-
-std::string not_a_run(const std::string& path) {
-  if (path_exists(job_path(path)))
-    return fmt::format(
-        "{}: not a run directory (its job.toml is a job file, not that of a "
-        "run); to start a run of it: remesh run {}",
-        path, shell_quoted(job_path(path)));
-  return path + ": not a run directory (it has no job.toml)" +
-         (path_exists(metrics_path(path))
-              ? "; to continue it with its job file: remesh run JOB --resume "
-                "--run-dir " +
-                    typed_path(path)
-              : "");
-}
-
-}  // namespace
-
-namespace {
-
-Result<std::string> new_run(const std::string& dump_folder,
-                            const std::string& job_name, double unix_s) {
-  const std::string name =
-      absolute_path(dump_folder + "/" + new_run_name(job_name, unix_s));
-  std::error_code error;
-  fs::create_directories(absolute_path(dump_folder), error);
-  constexpr int kTries = 1000;
-  for (int n = 1; !error && n <= kTries; ++n) {
-    const std::string run = n == 1 ? name : fmt::format("{}-{}", name, n);
-    if (fs::create_directory(run, error)) return run;
-  }
-  return io_error(fmt::format("{}: cannot create: {}", name,
-                              error ? error.message() : "exists"));
-}
-
-}  // namespace
 
 Result<std::string> choose_run(const std::string& dump_folder,
                                const std::string& job_name,
@@ -413,18 +407,6 @@ Result<std::string> choose_run(const std::string& dump_folder,
   }
   return new_run(dump_folder, job_name, unix_s);
 }
-
-namespace {
-
-Status several_runs(const std::vector<std::string>& live) {
-  std::string out = "several runs are training; name one of them:";
-  for (const std::string& run : live)
-    out += fmt::format("\n  {}  (step {}, coordinator pid {})", typed_path(run),
-                       last_finished_step(run), RunLock::holder(run));
-  return invalid_argument(out);
-}
-
-}  // namespace
 
 Result<std::string> find_run(const std::string& named) {
   if (named.empty()) {

@@ -118,8 +118,6 @@ uint64_t new_run_id(const std::string& run);
 // of the coordinator alone, if the file can be neither read nor created.
 std::string run_secret(FileSystem& fs, const std::string& run);
 
-// "<name>-20261121-161810" for a run that starts at `unix_s` (local time).
-std::string new_run_name(const std::string& job_name, double unix_s);
 // Makes <dump_folder>/latest point to the run. Best effort: does not replace a
 // file of that name that is not a link.
 void point_latest(const std::string& dump_folder, const std::string& run);
@@ -144,9 +142,6 @@ std::string time_of_day(double unix_s);
 std::string short_path(const std::string& path);
 // The same as a word of a command that is printed to be copied.
 std::string typed_path(const std::string& path);
-// When the newest coordinator of a run started, in unix seconds, by its events,
-// or when it was made by `remesh fork`; 0 if neither ever happened.
-double started_at(const std::string& run);
 // The run in the folder (or that its link "latest" names) that was started,
 // resumed or made last, of the job of that name (of any job if it is empty).
 // NotFound names the folder.

@@ -2,7 +2,6 @@
 
 #include <fmt/format.h>
 #include <sys/stat.h>
-#include <unistd.h>
 
 #include <cerrno>
 #include <ctime>
@@ -160,9 +159,7 @@ Result<std::string> make_member(FileSystem& fs, const std::string& run,
   // Nobody would be let in with it, unless only the last sync has failed.
   const auto now = read_allowed(run);
   if (now.ok() &&
-      std::none_of(now->begin(), now->end(), [&](const AllowedKey& k) {
-        return k.public_key == pair.public_key;
-      }))
+      std::ranges::count(*now, pair.public_key, &AllowedKey::public_key) == 0)
     (void)fs.remove(out).ok();
   return allowed;
 }

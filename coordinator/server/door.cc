@@ -117,7 +117,7 @@ void Door::attach(wire::Server* server, double unix_s) {
   server_ = server;
   if (!no_auth()) {
     publish(unix_s);
-  } else if (options_.log) {
+  } else {
     options_.log->warn("no_auth", {{"risk",
                                     "whoever reaches the port controls the "
                                     "job"}});
@@ -189,7 +189,7 @@ std::vector<std::string> Door::refresh(double unix_s) {
       changed = true;
       const std::string before = problem_;
       problem_ = take(found->result).message();
-      if (problem_ != before && !problem_.empty() && options_.log)
+      if (problem_ != before && !problem_.empty())
         options_.log->error("keys_unreadable", {{"cause", problem_}});
     }
   }
@@ -335,11 +335,10 @@ std::optional<pb::EventRecord> Door::refusal_event(const pb::Envelope& message,
                                                    const pb::Refusal& why,
                                                    double unix_s) {
   const std::string name = limits::printable(worker_of(message), kMostName);
-  if (options_.log)
-    options_.log->warn("refused",
-                       {{"why", why.reason()},
-                        {"job", limits::printable(message.job(), kMostName)},
-                        {"worker", name}});
+  options_.log->warn("refused",
+                     {{"why", why.reason()},
+                      {"job", limits::printable(message.job(), kMostName)},
+                      {"worker", name}});
   if (message.has_command() || std::abs(unix_s - told_s_) < 1)
     return std::nullopt;
   told_s_ = unix_s;

@@ -32,10 +32,10 @@ class Door {
  public:
   struct Options {
     std::string run;
-    std::string job;              // tickets for others are refused
-    bool no_auth = false;         // everybody may say everything
-    bool make = false;            // make keys if the run has none
-    std::shared_ptr<Logger> log;  // null: none
+    std::string job;       // tickets for others are refused
+    bool no_auth = false;  // everybody may say everything
+    bool make = false;     // make keys if the run has none
+    std::shared_ptr<Logger> log = Logger::null();
   };
   // Fails if the run has no keys and they are not to be made, and if they
   // cannot be read.

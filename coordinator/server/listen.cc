@@ -18,20 +18,6 @@ bool is_ipv6(const std::string& host) {
   return inet_pton(AF_INET6, host.c_str(), &ignored) == 1;
 }
 
-// Tries one address until it is had, another failure comes, or time is up.
-Result<std::unique_ptr<wire::Server>> try_for(
-    const std::string& address, const std::optional<wire::ServerKeys>& keys,
-    int patience_ms, const std::function<void(int)>& sleep_ms, int silence_ms) {
-  for (int waited = 0;; waited += kRetryMs) {
-    auto server = wire::Server::bind(address, keys, silence_ms);
-    if (server.ok() || server.status().code() != Code::kAlreadyExists ||
-        waited >= patience_ms) {
-      return server;
-    }
-    sleep_ms(kRetryMs);
-  }
-}
-
 std::string make_address(const HostPort& a) {
   return fmt::format("tcp://{}:{}", a.host, a.port);
 }
@@ -51,17 +37,24 @@ Result<std::unique_ptr<wire::Server>> listen(
     const std::optional<wire::ServerKeys>& keys, int patience_ms,
     const std::function<void(int)>& sleep_ms, int dead_after_ms) {
   const int silence_ms = std::max(dead_after_ms, wire::kSilenceMs);
-  if (wire::is_ipc(bind))
-    return try_for(bind, keys, patience_ms, sleep_ms, silence_ms);
+  // Until the address is had, another failure comes, or time is up.
+  const auto try_for_long = [&](const std::string& address) {
+    for (int waited = 0;; waited += kRetryMs) {
+      auto server = wire::Server::bind(address, keys, silence_ms);
+      if (server.ok() || server.status().code() != Code::kAlreadyExists ||
+          waited >= patience_ms)
+        return server;
+      sleep_ms(kRetryMs);
+    }
+  };
+  if (wire::is_ipc(bind)) return try_for_long(bind);
   ASSIGN_OR_RETURN(const HostPort wanted, parse_address(bind));
-  if (wanted.port != 0)
-    return try_for(bind, keys, patience_ms, sleep_ms, silence_ms);
+  if (wanted.port != 0) return try_for_long(bind);
   // It comes from a file that may be damaged.
   if (auto again = parse_address(previous); again.ok()) {
     again->host = wanted.host;
-    auto server =
-        try_for(make_address(*again), keys, patience_ms, sleep_ms, silence_ms);
-    if (server.ok()) return server;
+    if (auto server = try_for_long(make_address(*again)); server.ok())
+      return server;
   }
   return wire::Server::bind(bind, keys, silence_ms);
 }
@@ -73,9 +66,8 @@ Result<std::string> advertised_address(const std::string& bound,
   if (!parsed.ok()) return bound;
   HostPort out = *parsed;
   if (advertise.empty()) {
-    if (out.host == "0.0.0.0" || out.host == "*" || out.host == "[::]") {
+    if (out.host == "0.0.0.0" || out.host == "*" || out.host == "[::]")
       out.host = host;
-    }
     return make_address(out);
   }
   const std::string given =

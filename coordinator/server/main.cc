@@ -111,26 +111,24 @@ int fail(const Status& status) {
   _exit(128 + signal);
 }
 
-int run(const Arguments& a) {
+Result<int> run(const Arguments& a) {
   DaemonOptions o = a.daemon;
   if (a.job_file.empty() && o.run_dir.empty())
-    return fail(invalid_argument("give a job file, or --run-dir of a run"));
-  if (const Status s = share_new_files(a.group); !s.ok()) return fail(s);
-  auto opened = rundir::open_job({a.job_file, o.set}, o.run_dir, o.resume,
-                                 unix_seconds());
-  if (!opened.ok()) return fail(opened.status());
-  const rundir::RemovedIfEmpty unused{opened->made ? opened->run : ""};
-  if (const Status s = give_to_group(opened->run, a.group); !s.ok())
-    return fail(s);
+    return invalid_argument("give a job file, or --run-dir of a run");
+  RETURN_IF_ERROR(share_new_files(a.group));
+  ASSIGN_OR_RETURN(rundir::OpenedJob opened,
+                   rundir::open_job({a.job_file, o.set}, o.run_dir, o.resume,
+                                    unix_seconds()));
+  const rundir::RemovedIfEmpty unused{opened.made ? opened.run : ""};
+  RETURN_IF_ERROR(give_to_group(opened.run, a.group));
   // Before a member of the group can put a link there.
   if (!a.group.empty())
     for (const std::string& folder :
-         {rundir::traces_path(opened->run),
-          rundir::checkpoints_path(opened->run,
-                                   opened->job.checkpoint().folder())})
-      if (folder.starts_with(opened->run + "/"))
-        if (const Status s = posix_file_system()->create_dirs(folder); !s.ok())
-          return fail(s);
+         {rundir::traces_path(opened.run),
+          rundir::checkpoints_path(opened.run,
+                                   opened.job.checkpoint().folder())})
+      if (folder.starts_with(opened.run + "/"))
+        RETURN_IF_ERROR(posix_file_system()->create_dirs(folder));
   // A restart must not fail because of a file that no step needs.
   auto core = rundir::local_core();
   if (!core.ok())
@@ -138,21 +136,20 @@ int run(const Arguments& a) {
                             core.status().message()));
   else
     o.core = *core;
-  o.job = std::move(opened->job);
-  o.run_dir = opened->run;
-  auto daemon = Daemon::open(std::move(o));
-  if (!daemon.ok()) return fail(daemon.status());
+  o.job = std::move(opened.job);
+  o.run_dir = opened.run;
+  ASSIGN_OR_RETURN(auto daemon, Daemon::open(std::move(o)));
   fmt::print(
       "run directory: {}\nworkers connect with: remesh-worker --connect {}\n",
-      opened->run,
+      opened.run,
       a.daemon.no_auth
-          ? (*daemon)->address() + " --no-auth"
+          ? daemon->address() + " --no-auth"
           : fmt::format("{}, or --connect {} --key FILE",
-                        rundir::typed_path(opened->run), (*daemon)->address()));
+                        rundir::typed_path(opened.run), daemon->address()));
   std::fflush(stdout);
-  const int code = (*daemon)->run();
-  const std::string message = (*daemon)->message();
-  daemon->reset();
+  const int code = daemon->run();
+  const std::string message = daemon->message();
+  daemon.reset();
   if (code < 0) die_by(-code);
   if (!message.empty()) print_error(message + "\n");
   return code;
@@ -171,5 +168,6 @@ int main(int argc, char** argv) {
   if (const auto ended = remesh::parse_arguments(app, argc, argv))
     return *ended;
   remesh::raise_file_limit();  // a connection per worker
-  return remesh::server::run(arguments);
+  const auto code = remesh::server::run(arguments);
+  return code.ok() ? *code : remesh::server::fail(code.status());
 }

@@ -1,6 +1,5 @@
 #include "coordinator/server/outbox.h"
 
-#include <fmt/format.h>
 #include <sys/eventfd.h>
 #include <unistd.h>
 
@@ -98,8 +97,7 @@ void Outbox::Shared::run() {
 }
 
 std::optional<size_t> Outbox::Shared::first_but_lines() const {
-  const auto it = std::find_if(jobs.begin(), jobs.end(),
-                               [](const Job& j) { return !j.line; });
+  const auto it = std::ranges::find(jobs, false, &Job::line);
   if (it == jobs.end()) return std::nullopt;
   return static_cast<size_t>(it - jobs.begin());
 }

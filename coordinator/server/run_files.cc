@@ -12,6 +12,7 @@
 #include "coordinator/rundir/job_files.h"
 #include "coordinator/rundir/lines.h"
 #include "proto/base/clock.h"
+#include "proto/base/text.h"
 #include "proto/rundir/events.h"
 #include "proto/rundir/run_id.h"
 
@@ -101,7 +102,7 @@ Status RunFiles::claim(const pb::Job& of, Logger& log) {
   if (run_id == 0) run_id = rundir::run_id_of(*fs, run);
   if (run_id == 0) run_id = rundir::new_run_id(run);
   const std::string& folder = job.checkpoint().folder();
-  const Status claimed =
+  Status claimed =
       rundir::claim_folder(run, rundir::checkpoints_path(run, folder), run_id);
   const bool had_it =
       restored && restored->job().checkpoint().folder() == folder;
@@ -120,11 +121,9 @@ Status RunFiles::persist(const pb::Durable& durable) {
 
 Status RunFiles::check() {
   RETURN_IF_ERROR(lock->check());
-  std::string names;
-  const auto note = [&](bool restored, std::string_view name) {
-    if (!restored) return;
-    if (!names.empty()) names.append(", ");
-    names.append(name);
+  std::vector<std::string> names;
+  const auto note = [&](bool restored, const char* name) {
+    if (restored) names.emplace_back(name);
   };
   const auto removed = [&](const std::string& path) {
     return fs->look_up(path).code() == Code::kNotFound;
@@ -155,7 +154,7 @@ Status RunFiles::check() {
   event.set_event(events::kFilesRestored.name);
   event.set_time(unix_seconds());
   event.set_detail(fmt::format(
-      "{}: removed or replaced by somebody, and written again", names));
+      "{}: removed or replaced by somebody, and written again", join(names)));
   return append(event);
 }
 

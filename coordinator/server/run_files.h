@@ -45,8 +45,8 @@ struct RunFiles {
   void tell(core::Options* options) const;
   // The number in the journal or job.toml, or a new one if neither has one, for
   // which the folder of checkpoints is claimed (rundir::claim_folder()).
-  // Notes both. A folder that the run had before need not be usable now: ranks
-  // may train without it, or continue from memory.
+  // Notes both. A folder that the run has used before may be unusable now:
+  // ranks can train without it, or continue from memory.
   Status claim(const pb::Job& job, Logger& log);
   // Not before the metrics that the state is based on are durable: workers
   // forget those of an older generation. Cancelled if another coordinator has

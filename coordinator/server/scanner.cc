@@ -38,9 +38,8 @@ Result<core::CheckpointsScanned> scan_checkpoints(FileSystem& fs,
   refresh_listing(fs, folder);
   ASSIGN_OR_RETURN(std::vector<manifest::Found> found,
                    manifest::scan(fs, folder));
-  const bool listed = std::any_of(found.begin(), found.end(), [&](auto& f) {
-    return f.step == saved_step;
-  });
+  const bool listed =
+      std::ranges::count(found, saved_step, &manifest::Found::step) > 0;
   const std::string path = path_join(folder, manifest::step_name(saved_step));
   if (saved_step > 0 && !listed)
     if (auto m = manifest::read_checkpoint(fs, path); m.ok())
@@ -59,9 +58,8 @@ Result<core::CheckpointsScanned> scan_checkpoints(FileSystem& fs,
     core::CheckpointInfo info{.step = f.step,
                               .generation = f.manifest.generation(),
                               .path = std::move(f.path)};
-    for (pb::StepMetrics& m : *f.manifest.mutable_recent()) {
+    for (pb::StepMetrics& m : *f.manifest.mutable_recent())
       info.recent.push_back(std::move(m));
-    }
     out.valid.push_back(std::move(info));
   }
   return out;

@@ -25,8 +25,10 @@
 #include "proto/wire/key_choice.h"
 #include "tests/testing/expect.h"
 #include "tests/testing/hooked_file_system.h"
+#include "tests/testing/resolved_job.h"
 #include "tests/testing/small_disk.h"
 #include "tests/testing/temp_dir.h"
+#include "tests/testing/text_message.h"
 
 namespace remesh::server {
 namespace {
@@ -34,12 +36,16 @@ namespace {
 namespace fs = std::filesystem;
 
 pb::Job test_job(const std::string& seed = "1") {
-  const auto parsed = jobfile::parse_job(
-      "", {}, {"data.path=/d", "job.name=t", "train.seed=" + seed});
-  EXPECT_OK(parsed);
-  jobfile::DataInfo info;
-  info.vocab_size = 257;
-  return jobfile::resolve(parsed.value(), info).value();
+  return resolved_job({"data.path=/d", "job.name=t", "train.seed=" + seed});
+}
+
+// Of a worker for which a generation is planned.
+pb::Envelope idle_worker() {
+  return text_message<pb::Envelope>(R"(
+      report {
+        worker: "w" incarnation: 5 seq: 1 host: "h" slots: 1 cores: 1
+        state: IDLE has_inventory: true
+      })");
 }
 
 class DaemonTest : public ::testing::Test {
@@ -80,6 +86,22 @@ class DaemonTest : public ::testing::Test {
     waitpid(pid_, &status, 0);
     pid_ = 0;
     return WIFSIGNALED(status) ? -WTERMSIG(status) : WEXITSTATUS(status);
+  }
+
+  // Whether another daemon of this run is refused with that code and text.
+  bool is_refused(const pb::Job& job, Code code, const std::string& text) {
+    const pid_t other = fork();
+    if (other == 0) {
+      const auto daemon = Daemon::open(
+          {.job = job, .run_dir = run_, .bind = "tcp://127.0.0.1:0"});
+      _exit(daemon.status().code() == code &&
+                    daemon.status().message().find(text) != std::string::npos
+                ? 0
+                : 1);
+    }
+    int status = 0;
+    waitpid(other, &status, 0);
+    return status == 0;
   }
 
   // Sends until `take` has what it wants of the answers.
@@ -148,35 +170,14 @@ TEST_F(DaemonTest, AKilledDaemonReturnsAtTheSamePortWithALargerEpoch) {
 
 TEST_F(DaemonTest, ASecondDaemonIsRefused) {
   start();
-  const pid_t second = fork();
-  if (second == 0) {
-    const auto daemon = Daemon::open(
-        {.job = test_job(), .run_dir = run_, .bind = "tcp://127.0.0.1:0"});
-    _exit(!daemon.ok() && daemon.status().code() == Code::kAlreadyExists ? 0
-                                                                         : 1);
-  }
-  int status = 0;
-  waitpid(second, &status, 0);
-  EXPECT_EQ(status, 0);
+  EXPECT_TRUE(is_refused(test_job(), Code::kAlreadyExists, ""));
   EXPECT_TRUE(ask(pb::Command::STATUS).has_value()) << "the first continues";
 }
 
 TEST_F(DaemonTest, AnotherTrainingInTheRunDirectoryIsRefused) {
   start();
   stop(SIGKILL);
-  const pid_t other = fork();
-  if (other == 0) {
-    const auto daemon = Daemon::open(
-        {.job = test_job("2"), .run_dir = run_, .bind = "tcp://127.0.0.1:0"});
-    _exit(!daemon.ok() && daemon.status().code() == Code::kInvalidArgument &&
-                  daemon.status().message().find("train.seed") !=
-                      std::string::npos
-              ? 0
-              : 1);
-  }
-  int status = 0;
-  waitpid(other, &status, 0);
-  EXPECT_EQ(status, 0);
+  EXPECT_TRUE(is_refused(test_job("2"), Code::kInvalidArgument, "train.seed"));
 }
 
 TEST_F(DaemonTest, TermEndsTheDaemonAndStopEndsTheJob) {
@@ -199,30 +200,16 @@ TEST_F(DaemonTest, MessagesOfAnotherJobAreRefused) {
   ASSERT_TRUE(reply.has_value());
   EXPECT_FALSE(reply->ok());
   EXPECT_HAS(reply->error(), "\"t\"");
-  pb::Envelope report;
-  report.set_job("other");
-  report.mutable_report()->set_worker("w");
-  report.mutable_report()->set_incarnation(1);
-  report.mutable_report()->set_seq(1);
-  talk(report, [](const pb::Envelope&) { return true; });
+  talk(text_message<pb::Envelope>(
+           "job: 'other' report { worker: 'w' incarnation: 1 seq: 1 }"),
+       [](const pb::Envelope&) { return true; });
   EXPECT_EQ(ask(pb::Command::STATUS, "t")->status().workers_size(), 0);
 }
 
 TEST_F(DaemonTest, AWorkerGetsDirectivesAndIsShown) {
   start();
-  pb::Envelope envelope;
-  pb::Report* report = envelope.mutable_report();
-  report->set_worker("w");
-  report->set_incarnation(5);
-  report->set_seq(1);
-  report->set_state(pb::Report::IDLE);
-  report->set_host("h");
-  report->set_slots(1);
-  report->set_cores(1);
-  report->set_has_inventory(true);
-  report->set_state(pb::Report::IDLE);
   int64_t generation = -1;
-  EXPECT_TRUE(talk(envelope, [&](const pb::Envelope& got) {
+  EXPECT_TRUE(talk(idle_worker(), [&](const pb::Envelope& got) {
     if (!got.has_directive()) return false;
     EXPECT_EQ(got.directive().worker(), "w");
     EXPECT_EQ(got.job(), "t");
@@ -245,23 +232,14 @@ TEST_F(DaemonTest, WaitsForAFullDisk) {
   start();
   ASSERT_TRUE(ask(pb::Command::STATUS).has_value());
   disk.fill(0);
-  pb::Envelope envelope;  // of a worker for which a generation is planned
-  pb::Report* report = envelope.mutable_report();
-  report->set_worker("w");
-  report->set_incarnation(5);
-  report->set_seq(1);
-  report->set_host("h");
-  report->set_slots(1);
-  report->set_cores(1);
-  report->set_state(pb::Report::IDLE);
-  report->set_has_inventory(true);
+  pb::Envelope envelope = idle_worker();
   ASSERT_OK_AND(const auto keys,
                 wire::choose_keys({.run = run_, .member = "worker"}));
   ASSERT_OK_AND(auto client, wire::Client::connect(endpoint_.address, keys));
   pb::JobStatus status;
   for (int i = 0; i < 200 && status.problems_size() == 0; ++i) {
     // Each is an event; the last block of the file takes some of them.
-    report->set_worker("w" + std::to_string(i));
+    envelope.mutable_report()->set_worker("w" + std::to_string(i));
     (void)client->send(envelope);
     usleep(20'000);
     if (const auto reply = ask(pb::Command::STATUS)) status = reply->status();
@@ -291,11 +269,10 @@ TEST_F(DaemonTest, WaitsForAFullDisk) {
 TEST_F(DaemonTest, ATornLineOfMetricsIsCutAndTheLastStepIsKnown) {
   start();
   stop(SIGKILL);
-  pb::StepMetrics m;
-  m.set_step(41);
-  m.set_loss(1.5);
   std::ofstream(rundir::metrics_path(run_))
-      << rundir::metrics_line(m) << "\n{\"step\":42,\"lo";
+      << rundir::metrics_line(
+             text_message<pb::StepMetrics>("step: 41 loss: 1.5"))
+      << "\n{\"step\":42,\"lo";
   start();
   EXPECT_EQ(ask(pb::Command::STATUS)->status().step(), 41);
 }

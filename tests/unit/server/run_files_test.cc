@@ -11,6 +11,7 @@
 #include "tests/testing/expect.h"
 #include "tests/testing/files.h"
 #include "tests/testing/temp_dir.h"
+#include "tests/testing/text_message.h"
 
 namespace remesh::server {
 namespace {
@@ -37,10 +38,16 @@ class RunFilesTest : public ::testing::Test {
     fs::remove(rundir::lock_path(run_));
     open(newer_);
   }
-  static pb::Durable state(uint64_t epoch) {
-    pb::Durable d;
+  static pb::Durable state(uint64_t epoch, const std::string& more = "") {
+    auto d = text_message<pb::Durable>(more);
     d.set_epoch(epoch);
     return d;
+  }
+  static pb::StepMetrics metrics(const std::string& text) {
+    return text_message<pb::StepMetrics>(text);
+  }
+  static pb::EventRecord event(const std::string& text) {
+    return text_message<pb::EventRecord>(text);
   }
 
   const TempDir dir_;
@@ -76,10 +83,8 @@ TEST_F(RunFilesTest, ACoordinatorThatLostTheLockWritesNoState) {
 
 // The coordinator was killed between the two.
 TEST_F(RunFilesTest, AnEndThatOnlyTheJournalHasBecomesAnEvent) {
-  pb::Durable d = state(1);
-  d.set_phase(pb::Durable::FAILED);
-  d.mutable_cause()->set_what("nothing works");
-  ASSERT_OK(older_.persist(d));
+  ASSERT_OK(older_.persist(
+      state(1, "phase: FAILED cause { what: 'nothing works' }")));
   ASSERT_FALSE(rundir::end_of_run(run_));
   open_again(older_);
   EXPECT_EQ(older_.check_not_ended().code(), Code::kEnded);
@@ -90,20 +95,14 @@ TEST_F(RunFilesTest, AnEndThatOnlyTheJournalHasBecomesAnEvent) {
   const auto size = fs::file_size(rundir::events_path(run_));
   EXPECT_EQ(older_.check_not_ended().code(), Code::kEnded);
   EXPECT_EQ(fs::file_size(rundir::events_path(run_)), size) << "once";
-  pb::EventRecord later;
-  later.set_event("worker_left");
-  EXPECT_OK(older_.append(later));
+  EXPECT_OK(older_.append(event("event: 'worker_left'")));
   EXPECT_TRUE(rundir::end_of_run(run_)) << "the last event is the end";
 }
 
 // The coordinator was killed before every worker had heard of the end.
 TEST_F(RunFilesTest, NoAddressIsLeftOfARunThatHasEnded) {
-  pb::Durable d = state(1);
-  d.set_phase(pb::Durable::DONE);
-  ASSERT_OK(older_.persist(d));
-  pb::EventRecord e;
-  e.set_event("job_done");
-  ASSERT_OK(older_.append(e));
+  ASSERT_OK(older_.persist(state(1, "phase: DONE")));
+  ASSERT_OK(older_.append(event("event: 'job_done'")));
   ASSERT_OK(rundir::write_endpoint(*older_.fs, run_, {.address = "tcp://h:1"}));
   open_again(older_);
   EXPECT_EQ(older_.check_not_ended().code(), Code::kEnded);
@@ -111,12 +110,8 @@ TEST_F(RunFilesTest, NoAddressIsLeftOfARunThatHasEnded) {
 }
 
 TEST_F(RunFilesTest, OnlyAnEndThatNobodyAskedForIsExplained) {
-  pb::StepMetrics m;
-  m.set_step(9);
-  m.set_loss(1);
-  ASSERT_OK(older_.append(m));
-  pb::Durable d = state(1);
-  d.set_phase(pb::Durable::STOPPED);
+  ASSERT_OK(older_.append(metrics("step: 9 loss: 1")));
+  pb::Durable d = state(1, "phase: STOPPED");
   for (const int64_t steps : {5, 20}) {
     const bool too_few = steps < 9;
     d.mutable_job()->mutable_train()->set_steps(steps);
@@ -135,30 +130,17 @@ TEST_F(RunFilesTest, OnlyAnEndThatNobodyAskedForIsExplained) {
 // The journal was put back from a backup that was made after the end, and the
 // job was resumed in between.
 TEST_F(RunFilesTest, AnEndThatMetricsOrEventsGoBeyondIsNone) {
-  pb::Durable d = state(1);
-  d.set_phase(pb::Durable::DONE);
-  d.set_generation(1);
-  ASSERT_OK(older_.persist(d));
-  pb::EventRecord e;
-  e.set_event("job_done");
-  e.set_generation(1);
-  ASSERT_OK(older_.append(e));
+  ASSERT_OK(older_.persist(state(1, "phase: DONE generation: 1")));
+  ASSERT_OK(older_.append(event("event: 'job_done' generation: 1")));
   open_again(older_);
   EXPECT_EQ(older_.check_not_ended().code(), Code::kEnded);
-  e.set_event("mesh");
-  e.set_generation(2);
-  ASSERT_OK(older_.append(e));
+  ASSERT_OK(older_.append(event("event: 'mesh' generation: 2")));
   open_again(older_);
   EXPECT_OK(older_.check_not_ended());
   EXPECT_FALSE(rundir::end_of_run(run_)) << "no event was written";
-  e.set_event("coordinator_restarted");
-  e.set_generation(0);
-  ASSERT_OK(older_.append(e));
-  pb::StepMetrics m;
-  m.set_step(1);
-  m.set_loss(1);
-  m.set_generation(2);
-  ASSERT_OK(older_.append(m));
+  ASSERT_OK(
+      older_.append(event("event: 'coordinator_restarted' generation: 0")));
+  ASSERT_OK(older_.append(metrics("step: 1 loss: 1 generation: 2")));
   open_again(older_);
   EXPECT_OK(older_.check_not_ended());
   core::Options o;
@@ -170,23 +152,14 @@ TEST_F(RunFilesTest, AnEndThatMetricsOrEventsGoBeyondIsNone) {
 TEST_F(RunFilesTest, LinesOfTheOlderCoordinatorEndTheNewerOne) {
   start_newer();
   ASSERT_OK(newer_.persist(state(2)));
-  pb::StepMetrics m;
-  m.set_step(1);
-  m.set_generation(1);
-  ASSERT_OK(older_.append(m));
+  ASSERT_OK(older_.append(metrics("step: 1 generation: 1")));
   EXPECT_EQ(newer_.persist(state(2)).code(), Code::kCancelled);
 }
 
 TEST_F(RunFilesTest, WhatSomebodyRemovesIsWrittenAgain) {
-  pb::Durable d = state(1);
-  d.set_generation(7);
-  ASSERT_OK(older_.persist(d));
-  for (int step : {1, 2}) {
-    pb::StepMetrics m;
-    m.set_step(step);
-    m.set_generation(7);
-    ASSERT_OK(older_.append(m));
-  }
+  ASSERT_OK(older_.persist(state(1, "generation: 7")));
+  for (const char* step : {"step: 1 generation: 7", "step: 2 generation: 7"})
+    ASSERT_OK(older_.append(metrics(step)));
   rundir::LineTail tail(rundir::metrics_path(run_), /*from_end=*/false);
   EXPECT_EQ(tail.poll().size(), 2u);
   const auto check = [&] {
@@ -203,9 +176,7 @@ TEST_F(RunFilesTest, WhatSomebodyRemovesIsWrittenAgain) {
       << "the rest may be removed just now";
   std::ofstream(rundir::metrics_path(run_)) << "of somebody else\n";
   ASSERT_OK(older_.check());
-  pb::StepMetrics m;
-  m.set_step(3);
-  ASSERT_OK(older_.append(m));
+  ASSERT_OK(older_.append(metrics("step: 3")));
   ASSERT_OK(older_.syncer->sync_metrics());
   EXPECT_EQ(rundir::read_lines(rundir::metrics_path(run_)).size(), 3u);
   EXPECT_EQ(tail.poll().size(), 1u);
@@ -227,18 +198,16 @@ TEST_F(RunFilesTest, WhatSomebodyRemovesIsWrittenAgain) {
 // As after a failed file system was mounted again: nothing can be written to
 // the files that are open, and others are at their paths.
 TEST_F(RunFilesTest, AFileSystemThatWasReplacedIsNotWaitedFor) {
-  pb::StepMetrics m;
-  m.set_step(1);
-  ASSERT_OK(older_.append(m));
+  ASSERT_OK(older_.append(metrics("step: 1")));
+  const pb::StepMetrics second = metrics("step: 2");
   rlimit before{};
   ASSERT_EQ(getrlimit(RLIMIT_FSIZE, &before), 0);
   auto* const handler = std::signal(SIGXFSZ, SIG_IGN);
   const rlimit none{.rlim_cur = 0, .rlim_max = before.rlim_max};
   setrlimit(RLIMIT_FSIZE, &none);
-  m.set_step(2);
-  const Status waits = older_.append(m);
+  const Status waits = older_.append(second);
   fs::remove(rundir::lock_path(run_));
-  const Status ends = older_.append(m);
+  const Status ends = older_.append(second);
   setrlimit(RLIMIT_FSIZE, &before);
   std::signal(SIGXFSZ, handler);
   EXPECT_EQ(waits.code(), Code::kIo) << waits.to_string();

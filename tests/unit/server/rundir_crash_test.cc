@@ -8,6 +8,7 @@
 #include "coordinator/rundir/run_dir.h"
 #include "tests/testing/expect.h"
 #include "tests/testing/memory_file_system.h"
+#include "tests/testing/resolved_job.h"
 
 namespace remesh::rundir {
 namespace {
@@ -19,13 +20,9 @@ using Torn = MemoryFileSystem::Torn;
 constexpr char kRun[] = "/run";
 
 pb::Job job(int64_t steps) {
-  const auto parsed = jobfile::parse_job(
-      "[data]\npath = \"/data\"\n", {},
-      {"train.steps=" + std::to_string(steps), "train.eval_sequences=0"});
-  EXPECT_OK(parsed);
-  const auto resolved = jobfile::resolve(*parsed, {.vocab_size = 257});
-  EXPECT_OK(resolved);
-  return *resolved;
+  return resolved_job({"data.path=/data",
+                       "train.steps=" + std::to_string(steps),
+                       "train.eval_sequences=0"});
 }
 
 // A file of the run directory and how it is written; number 0 is there before.

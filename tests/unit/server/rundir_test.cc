@@ -37,8 +37,10 @@
 #include "proto/rundir/run_id.h"
 #include "tests/testing/expect.h"
 #include "tests/testing/hooked_file_system.h"
+#include "tests/testing/resolved_job.h"
 #include "tests/testing/seed.h"
 #include "tests/testing/temp_dir.h"
+#include "tests/testing/text_message.h"
 
 namespace remesh::rundir {
 namespace {
@@ -66,15 +68,14 @@ class RunDirTest : public testing::Test {
 
   const TempDir temp_;
   const std::string dir_ = temp_.path();
+  const std::unique_ptr<FileSystem> fs_ = posix_file_system();
 };
 
 TEST_F(RunDirTest, MetricsKeepEveryBitOfADouble) {
   pb::StepMetrics m = metrics(7);
-  m.set_grad_norm(0.1);
-  m.set_lr(1e-300);
-  m.set_tokens(123456789012345);
+  merge_text("grad_norm: 0.1 lr: 1e-300 tokens: 123456789012345 skipped: true",
+             &m);
   m.set_val_loss(std::nextafter(1.0, 2.0));
-  m.set_skipped(true);
   const std::string line = metrics_line(m);
   EXPECT_EQ(
       line.substr(0, 75),
@@ -95,10 +96,9 @@ TEST_F(RunDirTest, OnlyMeasuredFieldsOfAStepAreWritten) {
   pb::StepMetrics m = metrics(7);
   EXPECT_LACKS(metrics_line(m), "gemm_efficiency");
   EXPECT_LACKS(metrics_line(m), "bubble");
-  m.set_flops_per_s(3e11);
-  m.set_gemm_flops_per_s(4e11);
-  m.set_exposed_comm(0.125);
-  m.set_bubble(0);
+  merge_text(
+      "flops_per_s: 3e11 gemm_flops_per_s: 4e11 exposed_comm: 0.125 bubble: 0",
+      &m);
   EXPECT_HAS(metrics_line(m), R"("gemm_efficiency":0.75)");
   EXPECT_LACKS(metrics_line(m), "mfu");
   m.set_mfu(0.375);
@@ -118,11 +118,8 @@ TEST_F(RunDirTest, EventNamesAreUniqueAndUnknownOnesAreNotices) {
 }
 
 TEST_F(RunDirTest, AnEventHasThePreviousMesh) {
-  pb::EventRecord e;
-  e.set_event("mesh");
-  e.mutable_mesh()->set_tp(2);
-  e.mutable_from()->set_dp(2);
-  e.mutable_from()->set_cp(4);
+  const auto e = text_message<pb::EventRecord>(
+      "event: 'mesh' mesh { tp: 2 } from { dp: 2 cp: 4 }");
   ASSERT_OK_AND(const auto back, parse_event_line(event_line(e)));
   EXPECT_EQ(back.mesh().tp(), 2);
   EXPECT_EQ(back.from().dp(), 2);
@@ -130,16 +127,9 @@ TEST_F(RunDirTest, AnEventHasThePreviousMesh) {
 }
 
 TEST_F(RunDirTest, ALogLineHasTheFieldsOfAnEvent) {
-  pb::EventRecord e;
-  e.set_time(1.5);
-  e.set_event("failure");
-  e.set_generation(3);
-  e.set_cause("killed by signal 9");
-  e.set_seconds(0.25);
-  e.mutable_mesh()->set_dp(2);
-  e.set_digest(15);
-  e.add_last_log("one");
-  e.add_last_log("two");
+  const auto e = text_message<pb::EventRecord>(
+      "time: 1.5 event: 'failure' generation: 3 cause: 'killed by signal 9' "
+      "seconds: 0.25 mesh { dp: 2 } digest: 15 last_log: ['one', 'two']");
   std::set<std::string> fields;
   for (const Kv& kv : event_fields(e))
     fields.insert(std::string(kv.key) + "=" + kv.value);
@@ -172,15 +162,11 @@ TEST_F(RunDirTest, DigestsKeepAllTheirBits) {
 }
 
 TEST_F(RunDirTest, AFailureKeepsItsDetails) {
-  pb::EventRecord e;
-  e.set_event("failure");
-  e.set_host("node7");
-  e.set_signal(9);
-  e.set_exit_code(0);
-  e.set_doing("step 12, microbatch 3");
-  e.add_last_log("one");
+  auto e = text_message<pb::EventRecord>(
+      "event: 'failure' host: 'node7' signal: 9 exit_code: 0 "
+      "doing: 'step 12, microbatch 3' last_log: 'one' "
+      "flight_record: 'traces/flight.jsonl'");
   e.add_last_log("two \xff");
-  e.set_flight_record("traces/flight.jsonl");
   ASSERT_OK_AND(const auto back, parse_event_line(event_line(e)));
   EXPECT_EQ(event_line(back), event_line(e));
   EXPECT_EQ(back.host(), "node7");
@@ -359,13 +345,12 @@ TEST_F(RunDirTest, NeitherOfTwoWritersCutsTheOthersLines) {
 // A rolled-back or lost journal does not change it, and the start of a run
 // that failed leaves nothing.
 TEST_F(RunDirTest, TheSecretOfARunIsMadeOnce) {
-  const auto fs = posix_file_system();
-  const std::string secret = run_secret(*fs, dir_);
+  const std::string secret = run_secret(*fs_, dir_);
   EXPECT_EQ(secret.size(), kSecretBytes);
-  EXPECT_EQ(run_secret(*fs, dir_), secret);
-  EXPECT_OK(check_unused(*fs, dir_));
+  EXPECT_EQ(run_secret(*fs_, dir_), secret);
+  EXPECT_OK(check_unused(*fs_, dir_));
   put(secret_path(dir_), "torn");
-  EXPECT_NE(run_secret(*fs, dir_), secret);
+  EXPECT_NE(run_secret(*fs_, dir_), secret);
   EXPECT_EQ(get(secret_path(dir_)).size(), kSecretBytes);
   using std::filesystem::perms;
   EXPECT_EQ(std::filesystem::status(secret_path(dir_)).permissions(),
@@ -470,10 +455,9 @@ TEST_F(RunDirTest, TheNewestRunIsTheOneStartedLast) {
   EXPECT_EQ(choose_run(runs, "a", dir_ + "/x/", false, 0).value(), dir_ + "/x");
   // Made from another run, and not continued yet.
   put_run(runs + "/fork", "b", 0);
-  pb::EventRecord e;
-  e.set_event("forked");
-  e.set_time(500);
-  put(events_path(runs + "/fork"), event_line(e) + "\n");
+  put(events_path(runs + "/fork"),
+      event_line(text_message<pb::EventRecord>("event: 'forked' time: 500")) +
+          "\n");
   EXPECT_EQ(newest_run(runs, "b").value(), runs + "/fork");
 }
 
@@ -506,11 +490,8 @@ TEST_F(RunDirTest, ARunThatCannotBeLookedAtIsNotMissing) {
 
 TEST_F(RunDirTest, TheLastEventTellsHowARunEnded) {
   EXPECT_FALSE(end_of_run(dir_));
-  pb::EventRecord e;
-  e.set_event("job_failed");
-  e.set_step(7);
-  e.set_time(100);
-  e.set_cause("no luck");
+  auto e = text_message<pb::EventRecord>(
+      "event: 'job_failed' step: 7 time: 100 cause: 'no luck'");
   put(events_path(dir_), event_line(e) + "\n");
   const auto end = end_of_run(dir_);
   ASSERT_TRUE(end.has_value());
@@ -527,47 +508,46 @@ TEST_F(RunDirTest, TheLastEventTellsHowARunEnded) {
   put(events_path(dir_), event_line(e) + "\n");
   EXPECT_EQ(end_of_run(dir_)->detail,
             "step 7 is in the memory of a until " + time_of_day(700));
-  pb::EventRecord again;
-  again.set_event("coordinator_restarted");
+  const auto again =
+      text_message<pb::EventRecord>("event: 'coordinator_restarted'");
   put(events_path(dir_), event_line(e) + "\n" + event_line(again) + "\n");
   EXPECT_FALSE(end_of_run(dir_));
 }
 
 TEST_F(RunDirTest, FilesOfACoordinatorThatFailedToStartAreRemoved) {
-  const auto fs = posix_file_system();
   const std::string run = dir_ + "/run";
-  const std::string temporary = temporary_path(*fs, journal_path(run));
+  const std::string temporary = temporary_path(*fs_, journal_path(run));
   const auto leave = [&] {
     auto lock = RunLock::acquire(run);
     EXPECT_OK(lock);
     EXPECT_FALSE(lock.value()->was_run());
-    const bool begun = lock.value()->begin(*fs).ok();
+    const bool begun = lock.value()->begin(*fs_).ok();
     if (begun)
       for (const std::string& path :
            {job_path(run), journal_path(run), temporary, metrics_path(run)})
         put(path, "x");
-    lock.value()->remove_unstarted(*fs);
+    lock.value()->remove_unstarted(*fs_);
     return begun;
   };
   EXPECT_TRUE(leave());
-  EXPECT_FALSE(fs->exists(run));
+  EXPECT_FALSE(fs_->exists(run));
   fs::create_directories(run);
   EXPECT_TRUE(leave());
-  ASSERT_TRUE(fs->exists(run)) << "it may be a mount point";
-  EXPECT_TRUE(fs->list(run)->empty());
+  ASSERT_TRUE(fs_->exists(run)) << "it may be a mount point";
+  EXPECT_TRUE(fs_->list(run)->empty());
   fs::create_directories(run + "/checkpoints");
   EXPECT_TRUE(leave());
-  EXPECT_EQ(*fs->list(run), std::vector<std::string>{"checkpoints"});
+  EXPECT_EQ(*fs_->list(run), std::vector<std::string>{"checkpoints"});
   put(temporary, "of one that was killed");
   EXPECT_TRUE(leave());
   put(job_path(run), "[data]\n");
   EXPECT_FALSE(leave());
-  EXPECT_TRUE(fs->exists(job_path(run))) << "the user's own";
+  EXPECT_TRUE(fs_->exists(job_path(run))) << "the user's own";
   for (const std::string& path : {job_path(run), journal_path(run)})
     put(path, "x");
   ASSERT_OK_AND(const auto lock, RunLock::acquire(run));
   EXPECT_TRUE(lock->was_run());
-  lock->remove_unstarted(*fs);
+  lock->remove_unstarted(*fs_);
   EXPECT_TRUE(is_run(run)) << "of an earlier start";
 }
 
@@ -633,13 +613,7 @@ TEST_F(RunDirTest, RacingStartsRemoveNoFilesOfTheWinner) {
 pb::Job job(const std::vector<std::string>& set = {}) {
   std::vector<std::string> all = {"data.path=/d", "train.steps=100"};
   all.insert(all.end(), set.begin(), set.end());
-  const auto parsed = jobfile::parse_job("", {}, all);
-  EXPECT_OK(parsed);
-  jobfile::DataInfo info;
-  info.vocab_size = 257;
-  const auto resolved = jobfile::resolve(parsed.value(), info);
-  EXPECT_OK(resolved);
-  return resolved.value();
+  return resolved_job(all);
 }
 
 TEST_F(RunDirTest, OnlyChangesOfTheTrainingAreForbidden) {
@@ -677,11 +651,10 @@ std::string checksum_of(const std::string& tokens) {
 }
 
 TEST_F(RunDirTest, AFolderOfCheckpointsBelongsToOneRun) {
-  const auto fs = posix_file_system();
   const std::string folder = dir_ + "/disk/checkpoints";
   const std::string a = dir_ + "/a", b = dir_ + "/b";
   EXPECT_OK(claim_folder(a, a + "/checkpoints", 1));
-  EXPECT_FALSE(fs->exists(a + "/checkpoints")) << "its own needs no claim";
+  EXPECT_FALSE(fs_->exists(a + "/checkpoints")) << "its own needs no claim";
   ASSERT_OK(claim_folder(a, folder, 1));
   const auto long_ago = fs::file_time_type() + std::chrono::hours(1);
   fs::last_write_time(folder, long_ago);
@@ -690,7 +663,7 @@ TEST_F(RunDirTest, AFolderOfCheckpointsBelongsToOneRun) {
   // Its start failed: there is no such run.
   ASSERT_OK(claim_folder(b, folder, 2));
   ASSERT_OK(create(b));
-  ASSERT_OK(write_job(*fs, job(), b, 2));
+  ASSERT_OK(write_job(*fs_, job(), b, 2));
   const Status taken = claim_folder(a, folder, 1);
   EXPECT_EQ(taken.code(), Code::kInvalidArgument);
   EXPECT_SAYS(taken, "of another run, " + b);
@@ -747,12 +720,11 @@ TEST_F(RunDirTest, HyperparametersMayChangeOnlyOnRequest) {
 }
 
 TEST_F(RunDirTest, ARunKeepsTheKeysThatAreNotGiven) {
-  const auto fs = posix_file_system();
   const std::string run = dir_ + "/run";
   ASSERT_OK(create(run));
   const pb::Job held = job({"train.steps=200", "model.vocab_size=257",
                             "elastic.layouts=[\"dp2\"]", "train.seed=5"});
-  ASSERT_OK(write_job(*fs, held, run));
+  ASSERT_OK(write_job(*fs_, held, run));
   put(dir_ + "/job.toml", "[data]\npath = \"/d\"\n[train]\nseed = 5\n");
   ASSERT_OK_AND(const auto same, load_resolved({dir_ + "/job.toml", {}}, run));
   EXPECT_TRUE(jobfile::differences(held, same).empty());
@@ -766,15 +738,12 @@ TEST_F(RunDirTest, ARunKeepsTheKeysThatAreNotGiven) {
 }
 
 TEST_F(RunDirTest, FewerStepsThanFinishedAreRefusedAndARateJumpIsReported) {
-  const auto fs = posix_file_system();
-  ASSERT_OK(write_job(*fs, job({"train.steps=200"}), dir_));
-  pb::StepMetrics m;
-  m.set_step(100);
-  m.set_loss(2);
+  ASSERT_OK(write_job(*fs_, job({"train.steps=200"}), dir_));
+  auto m = text_message<pb::StepMetrics>("step: 100 loss: 2");
   put(metrics_path(dir_), metrics_line(m) + "\n" + "{\"step\":101,");
   EXPECT_EQ(last_finished_step(dir_), 100);
   const auto check = [&](const std::vector<std::string>& set) {
-    return check_job(*fs, {job(set), set}, dir_, nullptr);
+    return check_job(*fs_, {job(set), set}, dir_, nullptr);
   };
   const auto fewer = check({"train.steps=99"});
   EXPECT_EQ(fewer.status().code(), Code::kInvalidArgument);
@@ -797,19 +766,18 @@ TEST_F(RunDirTest, FewerStepsThanFinishedAreRefusedAndARateJumpIsReported) {
 }
 
 TEST_F(RunDirTest, EditsOfTheJobFileInARunAreTakenOnlyOnRequest) {
-  const auto fs = posix_file_system();
   pb::Durable journal;
   *journal.mutable_job() = job({"train.steps=200"});
   journal.set_run_id(0xabcdef0123456789);
   const uint64_t id = journal.run_id();
-  ASSERT_OK(write_job(*fs, journal.job(), dir_, id));
-  EXPECT_EQ(run_id_of(*fs, dir_), id);
+  ASSERT_OK(write_job(*fs_, journal.job(), dir_, id));
+  EXPECT_EQ(run_id_of(*fs_, dir_), id);
   EXPECT_TRUE(is_run(dir_));
   const auto check = [&](bool accept_edits,
                          const std::vector<std::string>& set = {}) {
     const auto now = load_resolved({"", set}, dir_);
     EXPECT_OK(now);
-    return check_job(*fs, {*now, set, accept_edits}, dir_, &journal);
+    return check_job(*fs_, {*now, set, accept_edits}, dir_, &journal);
   };
   EXPECT_EQ(check(false)->keys, "");
   EXPECT_EQ(check(false, {"optimizer.lr=0.5"})->keys,
@@ -824,14 +792,14 @@ TEST_F(RunDirTest, EditsOfTheJobFileInARunAreTakenOnlyOnRequest) {
   const Status refused = check(false).status();
   EXPECT_EQ(refused.code(), Code::kInvalidArgument);
   EXPECT_SAYS(refused, "edited by hand: train.log_every 1 -> 7");
-  EXPECT_EQ(check_unedited(*fs, dir_, journal).code(), Code::kInvalidArgument);
+  EXPECT_EQ(check_unedited(*fs_, dir_, journal).code(), Code::kInvalidArgument);
   EXPECT_EQ(check(true)->keys, "train.log_every 1 -> 7");
   edit("\nseed = 1\n", "\nseed = 2\n");
   EXPECT_SAYS(check(true), "train.seed: the run has 1")
       << "that is another training";
   put(job_path(dir_), whole + "\n# a comment of a user\n");
   EXPECT_TRUE(check(false).ok());
-  EXPECT_TRUE(check_unedited(*fs, dir_, journal).ok());
+  EXPECT_TRUE(check_unedited(*fs_, dir_, journal).ok());
   // Files of two runs.
   journal.set_run_id(5);
   const Status mixed = check(true).status();
@@ -840,8 +808,8 @@ TEST_F(RunDirTest, EditsOfTheJobFileInARunAreTakenOnlyOnRequest) {
                          " to run abcdef0123456789");
   // The journal alone knows the job.
   journal.set_run_id(id);
-  fs->remove(job_path(dir_)).ok();
-  EXPECT_EQ(check_job(*fs, {job({"train.seed=3"}), {}}, dir_, &journal)
+  fs_->remove(job_path(dir_)).ok();
+  EXPECT_EQ(check_job(*fs_, {job({"train.seed=3"}), {}}, dir_, &journal)
                 .status()
                 .code(),
             Code::kInvalidArgument);
@@ -849,16 +817,15 @@ TEST_F(RunDirTest, EditsOfTheJobFileInARunAreTakenOnlyOnRequest) {
 
 // A coordinator that is killed before it writes the journal leaves such a file.
 TEST_F(RunDirTest, AJobThatACoordinatorWroteIsNoEdit) {
-  const auto fs = posix_file_system();
   pb::Durable journal;
   *journal.mutable_job() = job();
   journal.set_run_id(7);
-  ASSERT_OK(write_job(*fs, job({"optimizer.lr=0.5"}), dir_, journal.run_id()));
-  EXPECT_EQ(run_id_of(*fs, dir_), 7U);
+  ASSERT_OK(write_job(*fs_, job({"optimizer.lr=0.5"}), dir_, journal.run_id()));
+  EXPECT_EQ(run_id_of(*fs_, dir_), 7U);
   const auto check = [&] {
     const auto now = load_resolved({}, dir_);
     EXPECT_OK(now);
-    return check_job(*fs, {*now, {}}, dir_, &journal);
+    return check_job(*fs_, {*now, {}}, dir_, &journal);
   };
   ASSERT_OK_AND(const auto taken, check());
   EXPECT_EQ(taken.keys, "optimizer.lr 0.001 -> 0.5");
@@ -870,21 +837,18 @@ TEST_F(RunDirTest, AJobThatACoordinatorWroteIsNoEdit) {
 
 // Of a rank alone, so that the state is complete.
 TEST_F(RunDirTest, TheNewestStepMayBeInMemoryOrInACheckpoint) {
-  const auto fs = posix_file_system();
   const std::vector<std::string> model = {
       "model.dim=8", "model.n_layers=1", "model.n_heads=2",
       "model.n_kv_heads=2", "model.hidden_dim=8"};
   const pb::Job now = job(model);
-  pb::StepMetrics m;
-  m.set_step(100);
-  m.set_loss(2);
-  m.set_generation(1);
+  const auto m =
+      text_message<pb::StepMetrics>("step: 100 loss: 2 generation: 1");
   put(metrics_path(dir_), metrics_line(m) + "\n");
   pb::Durable journal;
   journal.set_run_id(7);
   journal.set_state_job(random_u64(getpid(), 1, 2));
-  EXPECT_EQ(newest_state(*fs, dir_, now, &journal).step, 100);
-  EXPECT_EQ(state_text(newest_state(*fs, dir_, now, &journal)), "");
+  EXPECT_EQ(newest_state(*fs_, dir_, now, &journal).step, 100);
+  EXPECT_EQ(state_text(newest_state(*fs_, dir_, now, &journal)), "");
 
   const auto checkpoint = [&](int64_t step, uint64_t run,
                               int64_t generation = 1) {
@@ -900,16 +864,14 @@ TEST_F(RunDirTest, TheNewestStepMayBeInMemoryOrInACheckpoint) {
   };
   checkpoint(150, 7);
   checkpoint(900, 8);  // of another run
-  const auto saved = newest_state(*fs, dir_, now, &journal);
+  const auto saved = newest_state(*fs_, dir_, now, &journal);
   EXPECT_EQ(saved.step, 150);
   EXPECT_EQ(saved.source, pb::Source::CHECKPOINT);
   // One that the run continued without, as only the journal knows yet.
   pb::Durable went_back = journal;
-  auto* a = went_back.add_abandoned();
-  a->set_generation(2);
-  a->set_step(120);
+  merge_text("abandoned { generation: 2 step: 120 }", &went_back);
   checkpoint(110, 7);
-  const auto older = newest_state(*fs, dir_, now, &went_back);
+  const auto older = newest_state(*fs_, dir_, now, &went_back);
   EXPECT_EQ(older.state_step, 110);
   EXPECT_EQ(older.checkpoint_step, 110);
 
@@ -936,14 +898,14 @@ TEST_F(RunDirTest, TheNewestStepMayBeInMemoryOrInACheckpoint) {
                      .model = geometry::model_id(table),
                      .elements = elements});
   }
-  const auto kept = newest_state(*fs, dir_, now, &journal);
+  const auto kept = newest_state(*fs_, dir_, now, &journal);
   EXPECT_EQ(kept.step, 180);
   EXPECT_EQ(kept.source, pb::Source::MEMORY);
   EXPECT_NEAR(kept.kept_until, unix_seconds() + memory::kStateKeptS, 100);
   auto shorter = model;
   shorter.emplace_back("train.steps=170");
   const Status refused =
-      check_job(*fs, {job(shorter), {}}, dir_, &journal).status();
+      check_job(*fs_, {job(shorter), {}}, dir_, &journal).status();
   EXPECT_EQ(refused.code(), Code::kInvalidArgument);
   EXPECT_SAYS(
       refused,
@@ -952,20 +914,18 @@ TEST_F(RunDirTest, TheNewestStepMayBeInMemoryOrInACheckpoint) {
 }
 
 TEST_F(RunDirTest, AFolderWithOtherFilesIsRefused) {
-  const auto fs = posix_file_system();
   fs::create_directories(dir_ + "/keys");
   fs::create_directories(dir_ + "/logs");
-  EXPECT_OK(check_unused(*fs, dir_));
+  EXPECT_OK(check_unused(*fs_, dir_));
   put(job_path(dir_), "[data]\npath = \"/d\"\n");
   EXPECT_FALSE(is_run(dir_)) << "it is the user's";
-  EXPECT_SAYS(check_unused(*fs, dir_), "no run has written");
-  fs->remove(job_path(dir_)).ok();
+  EXPECT_SAYS(check_unused(*fs_, dir_), "no run has written");
+  fs_->remove(job_path(dir_)).ok();
   put(dir_ + "/thesis.tex", "x");
-  EXPECT_SAYS(check_unused(*fs, dir_), "thesis.tex");
+  EXPECT_SAYS(check_unused(*fs_, dir_), "thesis.tex");
 }
 
 TEST_F(RunDirTest, AnotherDataSetThanWasTrainedOnIsRefused) {
-  const auto fs = posix_file_system();
   const auto data_set = [&](const std::string& name, char content) {
     fs::create_directories(dir_ + "/" + name);
     data::Index index{
@@ -983,15 +943,12 @@ TEST_F(RunDirTest, AnotherDataSetThanWasTrainedOnIsRefused) {
   const auto check = [&](const std::string& name) {
     pb::Job j = job();
     j.mutable_data()->set_path(dir_ + "/" + name);
-    return check_job(*fs, {j}, dir_, &journal).status();
+    return check_job(*fs_, {j}, dir_, &journal).status();
   };
-  ASSERT_OK(write_job(*fs, job(), dir_));
+  ASSERT_OK(write_job(*fs_, job(), dir_));
   journal.mutable_assignment()->set_data_id(first);
   EXPECT_OK(check("second")) << "nothing was trained yet";
-  pb::StepMetrics trained;
-  trained.set_step(5);
-  trained.set_loss(2);
-  put(metrics_path(dir_), metrics_line(trained) + "\n");
+  put(metrics_path(dir_), metrics_line(metrics(5)) + "\n");
   EXPECT_OK(check("first"));
   EXPECT_EQ(check("second").code(), Code::kInvalidArgument)
       << "the state is in memory alone";
@@ -1011,6 +968,12 @@ TEST_F(RunDirTest, AnotherDataSetThanWasTrainedOnIsRefused) {
   EXPECT_EQ(refused.code(), Code::kInvalidArgument);
   for (const std::string& part : {first, second, dir_ + "/second"})
     EXPECT_SAYS(refused, part);
+  fs::remove_all(dir_ + "/checkpoints");
+  put(dir_ + "/checkpoints", "not a folder");
+  EXPECT_FALSE(check("first").ok()) << "only a checkpoint may know it";
+  journal.mutable_assignment()->set_data_id(first);
+  EXPECT_OK(check("first"));
+  EXPECT_EQ(check("second").code(), Code::kInvalidArgument);
 }
 
 TEST_F(RunDirTest, DataInfoComesFromTheIndex) {
