@@ -1,10 +1,10 @@
 // Settings of a cluster's job (tests/testing/cluster.h) for a model of
-// models.h.
+// options.h.
 #pragma once
 
 #include <string>
 
-#include "bench/models.h"
+#include "bench/options.h"
 #include "tests/testing/cluster.h"
 
 namespace remesh::bench {

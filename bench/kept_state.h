@@ -8,7 +8,7 @@
 #include <memory>
 #include <string>
 
-#include "bench/cpu_time.h"
+#include "bench/process_use.h"
 #include "parallel/comm/comm.h"
 #include "parallel/geometry/param_table.h"
 #include "proto/control.pb.h"

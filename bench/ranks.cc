@@ -1,7 +1,6 @@
 #include "bench/ranks.h"
 
 #include <fmt/format.h>
-#include <sched.h>
 
 #include <csignal>
 #include <filesystem>
@@ -16,12 +15,6 @@ constexpr int64_t kPatienceMs = 3'600'000;
 constexpr int64_t kPollMs = 500;
 constexpr size_t kLastLines = 15;
 }  // namespace
-
-int cores() {
-  cpu_set_t set;
-  CPU_ZERO(&set);
-  return sched_getaffinity(0, sizeof(set), &set) == 0 ? CPU_COUNT(&set) : 1;
-}
 
 Result<std::vector<Json>> run_in_ranks(
     int ranks, const std::vector<std::string>& arguments,
@@ -61,6 +54,12 @@ Result<std::vector<Json>> run_in_ranks(
     return internal(fmt::format("mpirun -n {} failed:\n{}", ranks,
                                 testing::tail(output, kLastLines)));
   return rows;
+}
+
+Result<Json> run_row(int ranks, const std::vector<std::string>& arguments) {
+  ASSIGN_OR_RETURN(const auto rows, run_in_ranks(ranks, arguments));
+  if (rows.size() != 1) return internal("the ranks printed no figures");
+  return rows.front();
 }
 
 }  // namespace remesh::bench

@@ -16,14 +16,14 @@ namespace remesh::bench {
 
 using testing::Json;
 
-// The cores that this process may run on.
-int cores();
-
 // Runs this program with these arguments in so many ranks, which may use all
 // cores; returns the rows. show: called with each row when it is printed.
 Result<std::vector<Json>> run_in_ranks(
     int ranks, const std::vector<std::string>& arguments,
     const std::function<void(const Json&)>& show = {});
+
+// The same, of arguments that make a single row.
+Result<Json> run_row(int ranks, const std::vector<std::string>& arguments);
 
 // The rest of main(): run_all(options) -> exit code starts ranks; each of them
 // runs measure(options, MpiWorld&) -> Status between MPI_Init and MPI_Finalize.

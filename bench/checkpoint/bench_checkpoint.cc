@@ -23,7 +23,6 @@
 #include <CLI/CLI.hpp>
 #include <algorithm>
 #include <cstdio>
-#include <cstdlib>
 #include <functional>
 #include <map>
 #include <string>
@@ -40,6 +39,7 @@
 #include "proto/base/median.h"
 #include "tests/testing/llama.h"
 #include "tests/testing/pieces.h"
+#include "tests/testing/temp_dir.h"
 
 namespace remesh::store {
 namespace {
@@ -146,13 +146,6 @@ class SharedFloats {
   float* data_ = nullptr;
 };
 
-Result<Cost> cost_of(const std::function<Status()>& work) {
-  const int64_t begin = monotonic_ns();
-  const double cpu = cpu_seconds();
-  RETURN_IF_ERROR(work());
-  return Cost{.wall_s = seconds_since(begin), .cpu_s = cpu_seconds() - cpu};
-}
-
 // Independent medians of wall and CPU time per GB.
 Cost median_per_gb(const std::vector<Cost>& costs, double gb) {
   std::vector<double> wall, cpu;
@@ -170,20 +163,13 @@ class Bench {
 
   Status run() {
     for (int t = 0; t < options_.trials; ++t) {
+      const std::function<Status()> ways[] = {
+          [&] { return measure(plain_, [&] { return write_plain(false); }); },
+          [&] { return measure(save_, [&] { return save(t); }); },
+          [&] { return measure(stream_, [&] { return write_plain(true); }); }};
       for (int i = 0; i < 3; ++i) {
-        switch ((t + i) % 3) {
-          case 0:
-            RETURN_IF_ERROR(
-                measure(plain_, [&] { return write_plain(false); }));
-            break;
-          case 1:
-            RETURN_IF_ERROR(measure(save_, [&] { return save(t); }));
-            break;
-          default:
-            RETURN_IF_ERROR(
-                measure(stream_, [&] { return write_plain(true); }));
-        }
-        RETURN_IF_ERROR(remove_plain());
+        RETURN_IF_ERROR(ways[(t + i) % 3]());
+        RETURN_IF_ERROR(remove_all(*fs_, plain_dir()));
       }
       RETURN_IF_ERROR(check_load());
       RETURN_IF_ERROR(remove_all(*fs_, path_));
@@ -223,15 +209,17 @@ class Bench {
   Status measure(std::vector<Cost>& costs,
                  const std::function<Status()>& work) {
     bench::settle_disk(dir_);
-    ASSIGN_OR_RETURN(const Cost cost, cost_of(work));
-    costs.push_back(cost);
+    const int64_t begin = monotonic_ns();
+    const double cpu = cpu_seconds();
+    RETURN_IF_ERROR(work());
+    costs.push_back(
+        {.wall_s = seconds_since(begin), .cpu_s = cpu_seconds() - cpu});
     return ok_status();
   }
 
   // In a directory of their own, as shards are: the directory decides where on
   // the disk a file system places its files, which may be faster or slower.
   std::string plain_dir() const { return path_join(dir_, "plain"); }
-  Status remove_plain() { return remove_all(*fs_, plain_dir()); }
   Status write_plain(bool streamed) {
     RETURN_IF_ERROR(fs_->create_dirs(plain_dir()));
     return in_threads(options_.ranks, [&](int r) -> Status {
@@ -310,10 +298,9 @@ class Bench {
     if (options_.json) {
       fmt::print(
           "{{\"bytes\": {}, \"stored_bytes\": {}, \"ranks\": {}, "
-          "\"plain_gb_per_s\": {:.4f}, "
-          "\"save_gb_per_s\": {:.4f}, \"load_gb_per_s\": {:.4f}, "
-          "\"save_over_plain\": {:.4f}, \"save_over_streamed\": {:.4f}, "
-          "\"plain_cpu_s_per_gb\": {:.4f}, "
+          "\"plain_gb_per_s\": {:.4f}, \"save_gb_per_s\": {:.4f}, "
+          "\"load_gb_per_s\": {:.4f}, \"save_over_plain\": {:.4f}, "
+          "\"save_over_streamed\": {:.4f}, \"plain_cpu_s_per_gb\": {:.4f}, "
           "\"save_cpu_s_per_gb\": {:.4f}, \"load_cpu_s_per_gb\": {:.4f}, "
           "\"beside_save_over_plain\": {:.4f}, \"save_slows\": {:.4f}, "
           "\"plain_slows\": {:.4f}, \"copy_waits\": {}}}\n",
@@ -346,8 +333,7 @@ class Bench {
     fmt::print(
         "with {} threads training: save {:.3f} GB/s, plain write {:.3f} GB/s, "
         "ratio {:.2f}\n"
-        "  a step takes {:.1f} % longer during the save, {:.1f} % during "
-        "the "
+        "  a step takes {:.1f} % longer during the save, {:.1f} % during the "
         "plain write; {} updates waited for the copy\n",
         options_.threads, gb / under_load_.save_s, gb / under_load_.plain_s,
         under_load_.plain_over_save, 100 * under_load_.save_slows,
@@ -368,17 +354,10 @@ class Bench {
 };
 
 int run(const Options& o) {
-  std::string dir = path_join(o.dir, "bench-ckpt-XXXXXX");
-  if (mkdtemp(dir.data()) == nullptr)
-    return bench::failed("bench_checkpoint",
-                         "cannot create a directory in " + o.dir);
-  Bench bench(o, dir);
+  const TempDir dir(o.dir);
+  Bench bench(o, dir.path());
   const Status done = bench.run();
-  const Status removed = remove_all(*posix_file_system(), dir);
-  int code = 0;
-  for (const Status& s : {done, removed})
-    if (!s.ok()) code = bench::failed("bench_checkpoint", s.to_string());
-  if (code != 0) return code;
+  if (!done.ok()) return bench::failed("bench_checkpoint", done.to_string());
   bench::Targets targets(o.smoke);
   bench.judge(targets);
   return targets.report(stderr);

@@ -19,8 +19,8 @@
 #include <variant>
 #include <vector>
 
-#include "bench/cpu_time.h"
 #include "bench/options.h"
+#include "bench/process_use.h"
 #include "bench/targets.h"
 #include "checkpoint/manifest/sharding.h"
 #include "checkpoint/memory/replica_placement.h"

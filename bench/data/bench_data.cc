@@ -16,7 +16,6 @@
 #include <string>
 #include <vector>
 
-#include "bench/dtype.h"
 #include "bench/options.h"
 #include "bench/targets.h"
 #include "proto/base/clock.h"
@@ -38,17 +37,13 @@ constexpr double kColdOverWarm = 1.02;
 constexpr double kStillThere = 0.01;  // of a data set that was dropped
 constexpr size_t kMiB = size_t{1} << 20;
 
-struct Options {
-  std::string size = "15m";
-  int64_t batch = 8;
-  int64_t seq = 256;
+struct Options : ModelOptions {
+  Options() { size = "15m"; }
   int threads = 2;
-  std::string dtype = default_dtype();
   int steps = 10;
   int rounds = 7;
   int mib = 64;
   std::string folder = "/tmp";
-  bool smoke = false;
 };
 
 // The files of a data set of random letters.
@@ -256,9 +251,7 @@ int main(int argc, char** argv) {
       ->check(CLI::ExistingDirectory);
   CLI11_PARSE(app, argc, argv);
   if (o.smoke) {
-    o.size = "tiny";
-    o.batch = 2;
-    o.seq = 32;
+    o.make_tiny(2);
     o.steps = 2;
     o.rounds = 2;
     o.mib = 1;

@@ -186,38 +186,29 @@ void print_notes() {
 
 using Outcomes = std::map<std::string, Outcome>;
 
-void judge_faults(const Outcomes& outcomes, Targets& targets) {
-  for (const char* row : {"rank", "worker", "host"}) {
-    const auto o = outcomes.find(row);
-    if (o != outcomes.end())
-      targets.at_most(
-          fmt::format("{}: to the next step, median, 0.5 s plus a step", row),
-          kRecoveryS + o->second.step_s, o->second.next.median);
-  }
-}
-
 void judge(const Arguments& a, const Outcomes& outcomes, const Peers& peers,
            Targets& targets) {
-  judge_faults(outcomes, targets);
-  if (const auto o = outcomes.find("stopped"); o != outcomes.end())
-    targets.at_most("stopped: detected, worst, hang_after_s + reports",
-                    a.bench.hang_after_s + kFoundSlackS,
-                    o->second.noticed.worst);
-  if (const auto o = outcomes.find("silent"); o != outcomes.end())
-    targets.at_most(
-        "silent: detected, worst, dead_after_ms + reports",
-        static_cast<double>(a.bench.dead_after_ms) * 1e-3 + kFoundSlackS,
-        o->second.noticed.worst);
   for (const auto& [row, o] : outcomes) {
+    if (row == "rank" || row == "worker" || row == "host")
+      targets.at_most(row + ": to the next step, median, 0.5 s plus a step",
+                      kRecoveryS + o.step_s, o.next.median);
+    if (row == "stopped")
+      targets.at_most("stopped: detected, worst, hang_after_s + reports",
+                      a.bench.hang_after_s + kFoundSlackS, o.noticed.worst);
+    if (row == "silent")
+      targets.at_most(
+          "silent: detected, worst, dead_after_ms + reports",
+          static_cast<double>(a.bench.dead_after_ms) * 1e-3 + kFoundSlackS,
+          o.noticed.worst);
+    else
+      targets.require(row + ": no finished step is lost", o.lost.worst == 0);
     if (row == "join" || row == "drain" || row == "scale")
       targets.at_most(row + ": pause of training, median", kPauseS,
                       o.pause.median);
-    if (row != "silent")
-      targets.require(row + ": no finished step is lost", o.lost.worst == 0);
+    if (row == "join")
+      targets.at_most("join: worst pause of training over the median",
+                      kJoinRatio, o.pause.worst / o.pause.median);
   }
-  if (const auto o = outcomes.find("join"); o != outcomes.end())
-    targets.at_most("join: worst pause of training over the median", kJoinRatio,
-                    o->second.pause.worst / o->second.pause.median);
   const auto rank = outcomes.find("rank");
   for (const auto& [interval, peer] : peers)
     if (rank != outcomes.end())

@@ -53,7 +53,7 @@ struct BenchOptions {
   double hang_after_s = 2;
   int zero_stage = 1;
   bool no_auth = false;  // without keys, to see what they cost
-  std::string model;     // of models.h; "": 0.1 M parameters
+  std::string model;     // of options.h; "": 0.1 M parameters
 };
 
 class Bench {

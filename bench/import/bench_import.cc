@@ -18,6 +18,7 @@
 #include <vector>
 
 #include "bench/options.h"
+#include "bench/process_use.h"
 #include "bench/targets.h"
 #include "checkpoint/huggingface/config.h"
 #include "checkpoint/huggingface/file_tensors.h"
@@ -74,15 +75,6 @@ Result<uint64_t> write_model(const geometry::ParamTable& table,
   return bytes;
 }
 
-// Bytes of the calling process, by the names of /proc/self/status.
-uint64_t memory_now(const std::string& name) {
-  std::ifstream in("/proc/self/status");
-  for (std::string line; std::getline(in, line);)
-    if (line.starts_with(name + ":"))
-      return std::stoull(line.substr(name.size() + 1)) * 1024;
-  return 0;
-}
-
 struct Loaded {
   bool right = false;
   uint64_t weights = 0;   // that it keeps
@@ -107,10 +99,10 @@ Status load(const geometry::ParamTable& table, const Mesh& mesh, int rank,
   const auto fs = posix_file_system();
   RETURN_IF_ERROR(train::load_initial_weights(
       *fs, folder, shard,
-      [&] { out->of_files = std::max(out->of_files, memory_now("RssFile")); },
+      [&] { out->of_files = std::max(out->of_files, status_bytes("RssFile")); },
       weights));
   out->seconds = seconds_since(began);
-  out->peak = memory_now("VmHWM");
+  out->peak = status_bytes("VmHWM");
   out->right = std::all_of(weights.begin(), weights.end(),
                            [](float x) { return x == 0; });
   return ok_status();

@@ -13,7 +13,6 @@
 // memory, as in training, and each rank is a worker of its own; resident memory
 // includes those pages.
 #include <fmt/format.h>
-#include <unistd.h>
 
 #include <CLI/CLI.hpp>
 #include <cmath>
@@ -24,11 +23,10 @@
 #include <string>
 #include <vector>
 
-#include "bench/dtype.h"
 #include "bench/kept_state.h"
 #include "bench/memory/changes.h"
-#include "bench/models.h"
 #include "bench/options.h"
+#include "bench/process_use.h"
 #include "bench/random_batch.h"
 #include "bench/ranks.h"
 #include "parallel/comm/mpi_comm.h"
@@ -44,21 +42,12 @@ namespace {
 using engine::Engine;
 using geometry::Layout;
 
-struct Options {
-  std::string size = "15m";
-  std::string layout = "dp1";
-  int zero = 0;
-  std::string schedule = "1f1b";
-  int chunks = 1;
+struct Options : ModelOptions, ScheduleOptions {
+  Options() : ScheduleOptions{.layout = "dp1"} { size = "15m"; }
   std::string recompute = "none";
-  int64_t microbatches = 8;
-  int64_t batch = 8;
-  int64_t seq = 256;
-  std::string dtype = default_dtype();
   bool keep_state = false;  // in shared memory, with replicas
   bool adapters = false;
   std::string row;
-  bool smoke = false;
 };
 constexpr double kWithin = 0.05;         // of the prediction
 constexpr double kAdaptersShare = 0.01;  // of the optimizer's state
@@ -67,19 +56,9 @@ constexpr const char* kAdapters = "dp1 adapters";
 constexpr const char* kJobKept = "job kept";
 constexpr const char* kJobPrivate = "job private";
 
-// The value of a line of /proc/self/status, in KiB.
-double status_kib(const std::string& key) {
-  std::ifstream in("/proc/self/status");
-  std::string word;
-  double kib = 0;
-  while (in >> word)
-    if (word == key + ":") in >> kib;
-  return kib;
-}
-
 // Resident pages of files that this process maps for reading only: states of
 // other ranks, which it copies into its replicas. They are in VmHWM of both.
-double others_kib() {
+double others_mib() {
   std::ifstream in("/proc/self/smaps");
   std::string line;
   bool others = false;
@@ -92,10 +71,12 @@ double others_kib() {
       others = false;
     }
   }
-  return sum;
+  return sum / 1024;
 }
 
 double mib(uint64_t bytes) { return static_cast<double>(bytes) / (1 << 20); }
+
+double status_mib(const char* key) { return mib(status_bytes(key)); }
 
 Status steps(const Options& o, const Layout& layout, Engine& e, int dp_index,
              int64_t vocab, Kept* kept) {
@@ -170,8 +151,8 @@ Status measure(const Options& o, comm::MpiWorld& mpi) {
   ASSIGN_OR_RETURN(const auto mesh, comm::Mesh::make(world, layout));
   world.barrier();
   // Code that is read later, such as oneDNN's, does not count either.
-  const auto code_kib = [] { return status_kib("RssFile"); };
-  const double before_kib = status_kib("VmRSS") - code_kib();
+  const auto code_mib = [] { return status_mib("RssFile"); };
+  const double before_mib = status_mib("VmRSS") - code_mib();
   std::optional<Kept> kept;
   if (o.keep_state)
     kept.emplace(table, layout, world.rank(), o.microbatches * o.batch, o.seq);
@@ -192,7 +173,7 @@ Status measure(const Options& o, comm::MpiWorld& mpi) {
   RETURN_IF_ERROR(steps(o, layout, *e, mesh->coord().dp,
                         table.config().vocab_size, kept ? &*kept : nullptr));
   const double peak =
-      (status_kib("VmHWM") - code_kib() - others_kib() - before_kib) / 1024;
+      status_mib("VmHWM") - code_mib() - others_mib() - before_mib;
   const planner::JobShape shape{
       .model = table.config(),
       .T = o.seq,
@@ -252,13 +233,6 @@ const std::vector<Row>& rows() {
   return kRows;
 }
 
-Result<Json> run_row(const Row& row, const Options& o) {
-  ASSIGN_OR_RETURN(const auto found,
-                   run_in_ranks(row.ranks, model_arguments(o, row.arguments)));
-  if (found.size() != 1) return internal("the ranks printed no figures");
-  return found.front();
-}
-
 void print_row(const Row& row, const Json& r) {
   std::string parts;
   for (size_t i = 0; i < r["held_parts"].size(); ++i)
@@ -287,7 +261,7 @@ Status run_rows(const Options& o, Targets& targets) {
   std::map<std::string, double> optimizer;  // MiB, by row
   for (const Row& row : rows()) {
     if ((o.smoke && !row.in_smoke) || !wanted(o, row.name)) continue;
-    const auto r = run_row(row, o);
+    const auto r = run_row(row.ranks, model_arguments(o, row.arguments));
     if (!r.ok()) return r.status().with_context(row.name);
     print_row(row, *r);
     optimizer[row.name] = (*r)["held_parts"][2];
@@ -335,10 +309,8 @@ void judge_change(const std::string& job, const ChangeRow& r, uint64_t trained,
 
 // With real jobs.
 Status run_changes(const Options& o, Targets& targets) {
-  ChangeOptions c{.size = o.smoke ? "" : o.size,
-                  .dtype = o.dtype,
-                  .batch = o.batch,
-                  .seq = o.seq};
+  ChangeOptions c{.model = o};
+  if (o.smoke) c.model.size = "";
   for (const bool kept : {true, false}) {
     const std::string job = kept ? kJobKept : kJobPrivate;
     if (!wanted(o, job)) continue;
@@ -389,10 +361,6 @@ int main(int argc, char** argv) {
                "State and replicas in shared memory");
   app.add_flag("--adapters", o.adapters, "Train adapters on the frozen model");
   CLI11_PARSE(app, argc, argv);
-  if (o.smoke) {
-    o.size = "tiny";
-    o.batch = 1;
-    o.seq = 32;
-  }
+  if (o.smoke) o.make_tiny(1);
   return run_with_ranks("bench_memory", o, run_all, measure);
 }

@@ -19,17 +19,18 @@ constexpr int64_t kPatienceMs = 600'000;
 constexpr int64_t kSteps = 3;
 
 testing::Settings settings_of(const ChangeOptions& o) {
+  const ModelOptions& m = o.model;
   testing::Settings s = {
       {"train.steps", "100000000"},
-      {"train.seq_len", std::to_string(o.seq)},
-      {"train.local_batch_size", std::to_string(o.batch)},
-      {"train.global_batch_size", std::to_string(2 * o.batch)},
-      {"train.dtype", "\"" + o.dtype + "\""},
+      {"train.seq_len", std::to_string(m.seq)},
+      {"train.local_batch_size", std::to_string(m.batch)},
+      {"train.global_batch_size", std::to_string(2 * m.batch)},
+      {"train.dtype", "\"" + m.dtype + "\""},
       {"parallel.zero_stage", "1"},
       {"elastic.keep_state", o.keep_state ? "true" : "false"},
       {"elastic.dead_after_ms", "60000"},
       {"checkpoint.interval", "0"}};
-  if (!o.size.empty()) set_model(o.size, s);
+  if (!m.size.empty()) set_model(m.size, s);
   return s;
 }
 
@@ -239,7 +240,7 @@ Status measure_changes(const ChangeOptions& options,
 }
 
 Result<uint64_t> measure_base(ChangeOptions options) {
-  options.size = "";
+  options.model.size = "";
   options.only_training = true;
   uint64_t base = 0;
   RETURN_IF_ERROR(measure_changes(options, [&](const ChangeRow& row) {

@@ -7,6 +7,7 @@
 #include <string>
 
 #include "bench/memory/host_memory.h"
+#include "bench/options.h"
 #include "proto/base/status.h"
 
 namespace remesh::bench {
@@ -26,10 +27,7 @@ struct ChangeRow {
 };
 
 struct ChangeOptions {
-  std::string size = "15m";  // "": 0.1 M parameters
-  std::string dtype = "bf16";
-  int64_t batch = 8;
-  int64_t seq = 256;
+  ModelOptions model;  // size "": 0.1 M parameters
   bool keep_state = true;
   // Private bytes of a rank whatever the model.
   uint64_t base = 0;

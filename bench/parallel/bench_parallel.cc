@@ -29,8 +29,6 @@
 #include <string>
 #include <vector>
 
-#include "bench/dtype.h"
-#include "bench/models.h"
 #include "bench/options.h"
 #include "bench/random_batch.h"
 #include "bench/ranks.h"
@@ -38,6 +36,7 @@
 #include "parallel/geometry/batch.h"
 #include "parallel/geometry/model_work.h"
 #include "proto/base/clock.h"
+#include "proto/base/machine.h"
 #include "proto/base/median.h"
 #include "tests/testing/engine.h"
 #include "tests/testing/local_comm.h"
@@ -52,22 +51,14 @@ using engine::StepSeconds;
 using geometry::Layout;
 using geometry::ScheduleKind;
 
-struct Options {
-  std::string size = "42m";
+// With a layout, only this configuration is measured.
+struct Options : ModelOptions, ScheduleOptions {
+  Options() : ScheduleOptions{.microbatches = 16} { batch = 2; }
   std::string only;
-  std::string layout;  // not empty: only this configuration
-  int zero = 0;
-  std::string schedule = "1f1b";
-  int chunks = 1;
-  int64_t microbatches = 16;
-  int64_t batch = 2;
-  int64_t seq = 256;
-  std::string dtype = default_dtype();
   int rounds = 3;
   int cores = 0;  // that all ranks may use; 0: started under mpirun by hand
   std::vector<int> ranks = {2, 4};
   bool json = false;
-  bool smoke = false;
 };
 constexpr uint64_t kSeed = 1;
 // Losses differ by rounding.
@@ -321,12 +312,12 @@ Status measure_one(const Options& o, const Configuration& c, comm::Comm& world,
 
 // A rank on one core would share it among all threads of the baseline.
 Status check_cores(comm::Comm& world, int wanted) {
-  if (world.rank() != 0 || cores() >= wanted) return ok_status();
+  if (world.rank() != 0 || usable_cores() >= wanted) return ok_status();
   return invalid_argument(fmt::format(
       "rank 0 may run on {} of the {} cores that the baseline's threads need, "
       "so the ratios would flatter: start bench_parallel without mpirun, or "
       "add --bind-to none to mpirun",
-      cores(), wanted));
+      usable_cores(), wanted));
 }
 
 Status measure(const Options& o, comm::MpiWorld& mpi) {
@@ -354,9 +345,9 @@ void print_head(const Options& o) {
   fmt::print(
       "{} in {}, {} microbatches of {} x {}; ranks of 1 thread, on {} cores\n"
       "{:<18} {:>5} {:>8} {:>8} {:>8} {:>22} {:>6} {:>8} {:>9}\n",
-      o.size, o.dtype, o.microbatches, o.batch, o.seq, cores(), "configuration",
-      "ranks", "step_s", "threads", "ideal", "ratio (quartiles)", "limit",
-      "exposed", "loss diff");
+      o.size, o.dtype, o.microbatches, o.batch, o.seq, usable_cores(),
+      "configuration", "ranks", "step_s", "threads", "ideal",
+      "ratio (quartiles)", "limit", "exposed", "loss diff");
 }
 
 double bubble_ratio(const Json& r) {
@@ -404,7 +395,7 @@ std::vector<std::string> arguments_of(const Options& o) {
   std::vector<std::string> a = {
       "--microbatches", std::to_string(o.microbatches),
       "--rounds",       std::to_string(o.rounds),
-      "--cores",        std::to_string(cores())};
+      "--cores",        std::to_string(usable_cores())};
   if (!o.only.empty()) a.insert(a.end(), {"--only", o.only});
   if (!o.layout.empty())
     a.insert(a.end(),
@@ -456,11 +447,9 @@ int main(int argc, char** argv) {
       ->check(CLI::Range(2, 256));
   CLI11_PARSE(app, argc, argv);
   if (o.smoke) {
-    o.size = "tiny";
+    o.make_tiny(1);
     o.ranks = {2};
     o.microbatches = 4;
-    o.batch = 1;
-    o.seq = 32;
     o.rounds = 1;
   }
   return run_with_ranks("bench_parallel", o, run_all, measure);

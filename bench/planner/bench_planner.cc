@@ -36,17 +36,12 @@ struct Options {
 
 using Key = std::function<std::string(const Scored&)>;
 
-std::map<std::string, std::vector<Scored>> grouped(
-    const std::vector<Scored>& scored, const Key& key) {
-  std::map<std::string, std::vector<Scored>> out;
-  for (const Scored& s : scored) out[key(s)].push_back(s);
-  return out;
-}
-
 void print_errors(const char* title, const std::vector<Scored>& scored,
                   const Key& key) {
   fmt::print("\n{:<66} {:>5} {:>7} {:>7}\n", title, "rows", "MAPE", "worst");
-  for (const auto& [name, group] : grouped(scored, key)) {
+  std::map<std::string, std::vector<Scored>> groups;
+  for (const Scored& s : scored) groups[key(s)].push_back(s);
+  for (const auto& [name, group] : groups) {
     double worst = 0;
     for (const Scored& s : group) worst = std::max(worst, s.error());
     fmt::print("  {:<64} {:>5} {:>5.1f} % {:>5.1f} %\n", name.substr(0, 64),
@@ -277,15 +272,13 @@ void add_choice_verbs(CLI::App* app, ChoiceOptions* o,
     sub->callback([=] { *action = [=] { return f(*o); }; });
     return sub;
   };
-  CLI::App* local = verb("local",
-                         "random settings on this machine, predicted "
-                         "and measured",
-                         compare_layouts);
+  CLI::App* local =
+      verb("local", "random settings on this machine, predicted and measured",
+           compare_layouts);
   add_number(*local, "--layouts", o->layouts, "Settings to draw", 1, 1000);
   local->add_option("--seed", o->seed, "Of the draw")->capture_default_str();
   verb("hosts",
-       "the choice for one host and for two with a slow link, measured "
-       "on both",
+       "the choice for one host and for two with a slow link, measured on both",
        compare_hosts);
   verb("tune", "`remesh tune` against a sweep of all settings", compare_tuner)
       ->add_option("--fix", o->fixed, "Knobs that do not vary")

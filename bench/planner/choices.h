@@ -10,7 +10,7 @@
 namespace remesh::bench {
 
 struct ChoiceOptions {
-  std::string model = "42m";  // of models.h
+  std::string model = "42m";  // of options.h
   int batch = 8;              // sequences of a step
   int seq = 256;
   int ranks = 4;   // at most

@@ -6,18 +6,17 @@
 
 #include <algorithm>
 #include <cmath>
-#include <filesystem>
 #include <limits>
 #include <set>
 
 #include "parallel/jobfile/jobfile.h"
 #include "parallel/planner/memory.h"
+#include "proto/base/file_system.h"
 
 namespace remesh::bench {
 namespace {
 
-namespace fs = std::filesystem;
-
+constexpr std::string_view kSuffix = ".toml";
 // GPT-3, Llama 1 and 2 were trained with about so many tokens a step.
 constexpr int64_t kTokensPerStep = 4 << 20;
 
@@ -59,17 +58,13 @@ std::vector<Row> candidates(const Row& row) {
 }  // namespace
 
 Result<std::vector<ClusterFile>> read_clusters(const std::string& folder) {
-  std::error_code ec;
-  std::vector<std::string> paths;
-  for (fs::directory_iterator it(folder, ec), end; !ec && it != end;
-       it.increment(ec))
-    if (it->path().extension() == ".toml") paths.push_back(it->path().string());
-  if (ec) return not_found(folder + ": " + ec.message());
-  std::sort(paths.begin(), paths.end());
+  ASSIGN_OR_RETURN(const auto names, posix_file_system()->list(folder));
   std::vector<ClusterFile> out;
-  for (const std::string& path : paths) {
-    ClusterFile c{.name = fs::path(path).stem().string(), .cluster = {}};
-    RETURN_IF_ERROR(jobfile::load_description(path, &c.cluster));
+  for (const std::string& name : names) {
+    if (!name.ends_with(kSuffix)) continue;
+    ClusterFile c{.name = name.substr(0, name.size() - kSuffix.size())};
+    RETURN_IF_ERROR(
+        jobfile::load_description(path_join(folder, name), &c.cluster));
     out.push_back(std::move(c));
   }
   return out;

@@ -4,13 +4,13 @@
 
 #include <algorithm>
 #include <cctype>
-#include <charconv>
 #include <cmath>
 #include <fstream>
 #include <map>
 #include <regex>
 #include <sstream>
 
+#include "proto/base/number.h"
 #include "proto/base/text.h"
 
 namespace remesh::bench {
@@ -106,15 +106,10 @@ class Fields {
                 double most) {
     const std::string value = text(column);
     if (value.empty() && missing >= 0) return missing;
-    double x = 0;
-    const auto [end, error] =
-        std::from_chars(value.data(), value.data() + value.size(), x);
-    if (error != std::errc() || end != value.data() + value.size() ||
-        !(x >= least && x <= most)) {
-      fail(column, fmt::format("a number from {} to {}", least, most));
-      return least;
-    }
-    return x;
+    const auto x = parse_number<double>(value);
+    if (x && *x >= least && *x <= most) return *x;
+    fail(column, fmt::format("a number from {} to {}", least, most));
+    return least;
   }
   int64_t integer(const std::string& column, int64_t missing, int64_t least,
                   int64_t most = 1'000'000'000) {

@@ -17,15 +17,26 @@ constexpr char kRow[] =
     "A paper,\"Table 1, VP=3\",GPT-18B,18,40,6144,48,48,24576,51200,2048,"
     "A100-80GB (Selene),64,8,2,4,1,0,2,256,full,fp16,871.6,135,32.6,yes\n";
 
-std::string problem(const std::string& from, const std::string& to,
-                    std::string text = std::string(kHeader) + kRow) {
-  text.replace(text.find(from), from.size(), to);
-  const auto rows = parse_rows(text, "x.csv");
-  return rows.ok() ? "" : rows.status().message();
+// Each is replaced once.
+using Edits = std::vector<std::pair<std::string, std::string>>;
+
+std::string edited(const Edits& edits,
+                   std::string text = std::string(kHeader) + kRow) {
+  for (const auto& [from, to] : edits)
+    text.replace(text.find(from), from.size(), to);
+  return text;
+}
+
+Row row_with(const Edits& edits) {
+  return parse_rows(edited(edits), "x.csv").value().front();
+}
+
+std::string problem(const std::string& from, const std::string& to) {
+  return parse_rows(edited({{from, to}}), "x.csv").status().message();
 }
 
 TEST(Rows, AreReadByColumnName) {
-  const auto rows = parse_rows(std::string(kHeader) + kRow, "x.csv");
+  const auto rows = parse_rows(edited({}), "x.csv");
   ASSERT_TRUE(rows.ok()) << rows.status().message();
   ASSERT_EQ(rows->size(), 1u);
   const Row& r = rows->front();
@@ -41,11 +52,8 @@ TEST(Rows, AreReadByColumnName) {
 
 TEST(Rows, NotesSayWhatTheColumnsDoNot) {
   const auto run = [](const std::string& note) {
-    std::string text = std::string(kHeader) + kRow;
-    const std::string from = "Table 1, VP=3", zero = ",64,8,2,4,1,0,";
-    text.replace(text.find(from), from.size(), note);
-    text.replace(text.find(zero), zero.size(), ",64,8,2,4,1,3,");
-    return parse_rows(text, "x.csv").value().front();
+    return row_with(
+        {{"Table 1, VP=3", note}, {",64,8,2,4,1,0,", ",64,8,2,4,1,3,"}});
   };
   EXPECT_TRUE(run("compile+float8").run.fused_kernels);
   EXPECT_FALSE(run("op SAC; no compile").run.fused_kernels);
@@ -58,10 +66,7 @@ TEST(Rows, NotesSayWhatTheColumnsDoNot) {
 
 TEST(Rows, NotesOfOneDeviceSayHowItComputes) {
   const auto run = [](const std::string& note) {
-    std::string text = std::string(kHeader) + kRow;
-    const std::string from = "Table 1, VP=3";
-    text.replace(text.find(from), from.size(), note);
-    return parse_rows(text, "x.csv").value().front().run;
+    return row_with({{"Table 1, VP=3", note}}).run;
   };
   EXPECT_TRUE(run("").fused_kernels);
   EXPECT_FALSE(run("no compile").fused_kernels);
@@ -74,13 +79,10 @@ TEST(Rows, NotesOfOneDeviceSayHowItComputes) {
 // FlashAttention is older than the H100.
 TEST(Rows, OnlyOldDevicesAreAsOldAsFp16) {
   const auto run = [](const std::string& device, const std::string& dtype) {
-    std::string text = std::string(kHeader) + kRow;
-    for (const auto& [from, to] :
-         {std::pair<std::string, std::string>{"A100-80GB", device},
-          {",64,8,2,4,1,0,", ",64,8,2,4,1,1,"},
-          {",fp16,", "," + dtype + ","}})
-      text.replace(text.find(from), from.size(), to);
-    return parse_rows(text, "x.csv").value().front().run;
+    return row_with({{"A100-80GB", device},
+                     {",64,8,2,4,1,0,", ",64,8,2,4,1,1,"},
+                     {",fp16,", "," + dtype + ","}})
+        .run;
   };
   for (const char* device : {"V100", "A100-80GB"}) {
     EXPECT_FALSE(run(device, "fp16").fused_attention) << device;
@@ -99,12 +101,8 @@ TEST(Rows, OnlyOldDevicesAreAsOldAsFp16) {
 
 TEST(Rows, ANoteDeniesFlashAttentionOfAnyAge) {
   const auto fused = [](const std::string& note) {
-    std::string text = std::string(kHeader) + kRow;
-    for (const auto& [from, to] :
-         {std::pair<std::string, std::string>{"Table 1, VP=3", note},
-          {",fp16,", ",bf16,"}})
-      text.replace(text.find(from), from.size(), to);
-    return parse_rows(text, "x.csv").value().front().run.fused_attention;
+    return row_with({{"Table 1, VP=3", note}, {",fp16,", ",bf16,"}})
+        .run.fused_attention;
   };
   EXPECT_TRUE(fused("ALiBi"));
   EXPECT_FALSE(fused("ALiBi, no FlashAttention"));
@@ -117,10 +115,10 @@ TEST(Rows, TheNumberOfDevicesFollowsFromTheLayout) {
 }
 
 TEST(Rows, AQuotedFieldMayHaveLineBreaks) {
-  std::string text = std::string(kHeader) + "\r\n" + kRow + kRow;
-  const std::string from = "Table 1, VP=3";
-  text.replace(text.find(from), from.size(), "Table 1,\r\n\nVP=5");
-  const auto rows = parse_rows(text, "x.csv");
+  const auto rows =
+      parse_rows(edited({{"Table 1, VP=3", "Table 1,\r\n\nVP=5"}},
+                        std::string(kHeader) + "\r\n" + kRow + kRow),
+                 "x.csv");
   ASSERT_TRUE(rows.ok()) << rows.status().message();
   ASSERT_EQ(rows->size(), 2u);
   EXPECT_EQ((*rows)[0].line, 3);
@@ -131,17 +129,11 @@ TEST(Rows, AQuotedFieldMayHaveLineBreaks) {
 }
 
 TEST(Rows, BlanksAroundAFieldAndCaseDoNotMatter) {
-  std::string text = std::string(kHeader) + kRow;
-  for (const auto& [from, to] :
-       {std::pair<std::string, std::string>{"A100-80GB (Selene),64,8",
-                                            " a100 80gb\t, 64 ,8 "},
-        {",full,fp16,", ",Full,BF16,"}})
-    text.replace(text.find(from), from.size(), to);
-  const auto rows = parse_rows(text, "x.csv");
-  ASSERT_TRUE(rows.ok()) << rows.status().message();
-  EXPECT_EQ(rows->front().device, "A100");
-  EXPECT_EQ(rows->front().memory_gb, 80);
-  EXPECT_EQ(rows->front().world, 64);
+  const Row row = row_with({{"A100-80GB (Selene),64,8", " a100 80gb\t, 64 ,8 "},
+                            {",full,fp16,", ",Full,BF16,"}});
+  EXPECT_EQ(row.device, "A100");
+  EXPECT_EQ(row.memory_gb, 80);
+  EXPECT_EQ(row.world, 64);
 }
 
 TEST(Rows, RecalledRowsAreSkipped) {
@@ -152,8 +144,7 @@ TEST(Rows, RecalledRowsAreSkipped) {
 TEST(Rows, ErrorsNameLineColumnAndWhatIsAllowed) {
   EXPECT_EQ(problem("source,", "origin,"), "x.csv: missing columns: source");
   EXPECT_EQ(problem(",40,6144", ",forty,6144"),
-            "x.csv:2: layers = 'forty': must be a number from 1 to "
-            "1000000000");
+            "x.csv:2: layers = 'forty': must be a number from 1 to 1000000000");
   EXPECT_EQ(problem(",64,8,2,4", ",65,8,2,4"),
             "x.csv:2: n_gpus = '65': must be tp x pp x dp x cp = 64");
   EXPECT_EQ(problem(",full,", ",half,"),
@@ -260,8 +251,7 @@ TEST(Report, RankingsSeeTheOrderAndTheChoice) {
 // 27 of 30 are 8 % off. One sample, and none, are too few.
 TEST(Report, ErrorsAreThoseOfNineOfTenSamples) {
   auto clusters = read_clusters("deploy/clusters").value();
-  std::vector<Row> rows(
-      31, parse_rows(std::string(kHeader) + kRow, "x.csv").value().front());
+  std::vector<Row> rows(31, row_with({}));
   std::vector<Sample> samples;
   for (Row& r : rows) samples.push_back({.row = &r, .cluster = 1});
   const double predicted = score(clusters, samples)[0].predicted;
@@ -280,9 +270,9 @@ TEST(Report, ErrorsAreThoseOfNineOfTenSamples) {
 TEST(Report, AChipWithoutSamplesMayBeAsFarOffAsBeforeTheFit) {
   auto clusters = read_clusters("deploy/clusters").value();
   clusters[1].cluster.mutable_efficiency()->set_gemm(0.1);
-  auto rows = parse_rows(std::string(kHeader) + kRow, "x.csv").value();
-  const std::vector<Sample> samples = {{.row = &rows[0], .cluster = 1}};
-  rows[0].tokens_per_s = score(clusters, samples)[0].predicted;
+  Row row = row_with({});
+  const std::vector<Sample> samples = {{.row = &row, .cluster = 1}};
+  row.tokens_per_s = score(clusters, samples)[0].predicted;
   ASSERT_GT(score(fit(clusters, {}), samples)[0].error(), 1);
   set_errors(samples, &clusters);
   EXPECT_EQ(clusters[0].cluster.efficiency().error(), 0) << "the same chip";
@@ -293,14 +283,10 @@ TEST(Report, AChipWithoutSamplesMayBeAsFarOffAsBeforeTheFit) {
 
 TEST(Report, ANewDeviceIsPredictedWithoutMeasurements) {
   const auto clusters = read_clusters("deploy/clusters").value();
-  const std::string text = std::string(kHeader) + kRow;
   double before = 0;
   // Each is faster than the one before, and none than its peak.
   for (const char* device : {"V100", "A100-80GB", "MI300X (192GB)", "B200"}) {
-    std::string row = text;
-    const std::string from = "A100-80GB (Selene)";
-    row.replace(row.find(from), from.size(), device);
-    const auto rows = parse_rows(row, "x.csv").value();
+    const std::vector<Row> rows = {row_with({{"A100-80GB (Selene)", device}})};
     const auto samples = samples_of(clusters, rows).value();
     const double speed = score(clusters, samples)[0].predicted;
     EXPECT_GT(speed, before) << device;

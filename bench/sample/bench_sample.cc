@@ -13,8 +13,6 @@
 #include <string>
 #include <vector>
 
-#include "bench/dtype.h"
-#include "bench/models.h"
 #include "bench/options.h"
 #include "bench/step/yardstick.h"
 #include "bench/targets.h"
@@ -106,7 +104,7 @@ Status measure(const std::string& size, const Options& o,
 int main_of(int argc, char** argv) {
   Options o;
   CLI::App app{"The speed of remesh sample, one sequence at a time."};
-  app.add_option("--size", o.sizes, "of bench/models.h")
+  app.add_option("--size", o.sizes, "of bench/options.h")
       ->check(CLI::IsMember(models()))
       ->capture_default_str();
   add_number(app, "--threads", o.threads, "", 1, 1024);

@@ -20,11 +20,9 @@
 #include <string>
 #include <vector>
 
-#include "bench/cpu_time.h"
-#include "bench/dtype.h"
 #include "bench/kept_state.h"
-#include "bench/models.h"
 #include "bench/options.h"
+#include "bench/process_use.h"
 #include "bench/random_batch.h"
 #include "bench/ranks.h"
 #include "parallel/comm/mpi_comm.h"
@@ -38,16 +36,12 @@ namespace {
 using engine::Engine;
 using geometry::Layout;
 
-struct Options {
-  std::string size = "42m";
+struct Options : ModelOptions {
+  Options() { batch = 4; }
   std::string layout;
   int zero = 0;
-  int64_t global_batch = 16;  // the defaults of a job file
-  int64_t batch = 4;
-  int64_t seq = 256;
+  int64_t global_batch = 16;  // the default of a job file
   int rounds = 12;
-  std::string dtype = default_dtype();
-  bool smoke = false;
 };
 
 // A state that lives in one of two stores at a time.
@@ -70,10 +64,8 @@ class Movable final : public engine::StateStore {
     if (to == now_) return false;
     const engine::ConstStateView from = now_->current();
     const engine::StateView out = to->begin();
-    std::copy(from.weights.begin(), from.weights.end(), out.weights.begin());
-    std::copy(from.exp_avg.begin(), from.exp_avg.end(), out.exp_avg.begin());
-    std::copy(from.exp_avg_sq.begin(), from.exp_avg_sq.end(),
-              out.exp_avg_sq.begin());
+    for (size_t v = 0; v < geometry::kNumStateVectors; ++v)
+      std::ranges::copy(from[v], out[v].begin());
     to->commit(step);
     now_ = to;
     return true;
@@ -249,23 +241,22 @@ int run_all(const Options& o) {
   std::fflush(stdout);
   Targets targets(o.smoke);
   for (const Row& row : kRows) {
-    const auto rows = run_in_ranks(
+    const auto r = run_row(
         2,
         model_arguments(o, {"--global-batch", std::to_string(o.global_batch),
                             "--rounds", std::to_string(o.rounds), "--layout",
                             row.layout, "--zero", std::to_string(row.zero)}));
-    if (!rows.ok() || rows->size() != 1)
-      return failed("bench_state: " + name_of(row),
-                    rows.ok() ? "no figures" : rows.status().message());
-    print_row(name_of(row), rows->front());
+    if (!r.ok())
+      return failed("bench_state: " + name_of(row), r.status().message());
+    print_row(name_of(row), *r);
     targets.require(
         name_of(row) + (row.replicas ? " has replicas" : " has no replicas"),
-        row.replicas == (rows->front()["replica_bytes"] > 0));
+        row.replicas == ((*r)["replica_bytes"] > 0));
     targets.at_most(name_of(row) + ": keeping the state costs, median",
-                    kKeepingCosts, rows->front()["keeping_costs"][1]);
-    if (rows->front().contains("replicas_cost"))
+                    kKeepingCosts, (*r)["keeping_costs"][1]);
+    if (r->contains("replicas_cost"))
       targets.at_most(name_of(row) + ": replicas cost, median", kReplicasCost,
-                      rows->front().at("replicas_cost")[1]);
+                      (*r)["replicas_cost"][1]);
   }
   return targets.report();
 }
@@ -283,16 +274,13 @@ int main(int argc, char** argv) {
   app.add_option("--layout", o.layout,
                  "Layout of the ranks that mpirun started");
   app.add_option("--zero", o.zero, "ZeRO stage")->check(CLI::Range(0, 3));
-  app.add_option("--global-batch", o.global_batch, "Sequences per step")
-      ->check(CLI::Range(1, 4096));
-  app.add_option("--rounds", o.rounds, "Rounds measured")
-      ->check(CLI::Range(1, 1000));
+  add_number(app, "--global-batch", o.global_batch, "Sequences per step", 1,
+             4096);
+  add_number(app, "--rounds", o.rounds, "Rounds measured", 1, 1000);
   CLI11_PARSE(app, argc, argv);
   if (o.smoke) {
-    o.size = "tiny";
+    o.make_tiny(2);
     o.global_batch = 4;
-    o.batch = 2;
-    o.seq = 32;
     o.rounds = 2;
   }
   return run_with_ranks("bench_state", o, run_all, measure);

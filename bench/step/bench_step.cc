@@ -14,9 +14,7 @@
 #include <cstdio>
 #include <vector>
 
-#include "bench/dtype.h"
 #include "bench/kept_state.h"
-#include "bench/models.h"
 #include "bench/options.h"
 #include "bench/random_batch.h"
 #include "bench/step/peer.h"
@@ -36,21 +34,14 @@ namespace {
 using engine::Engine;
 using geometry::ParamTable;
 
-struct Options {
-  std::string size = "42m";
-  int64_t batch = 8;
-  int64_t seq = 256;
+struct Options : ModelOptions {
   int threads = 2;
-  std::string dtype = default_dtype();
   int steps = 4;
   int rounds = 3;
   bool recompute = false;
   bool json = false;
-  bool smoke = false;
   std::string peer;
   int peer_steps = 3;
-
-  bool bf16() const { return dtype == "bf16"; }
 };
 constexpr double kGemmShare = 0.75;
 constexpr double kPeerRatioBf16 = 1.6;
@@ -76,7 +67,6 @@ class Trainer {
  public:
   Trainer(const ParamTable& table, const Options& o, ProfilingBackend& backend)
       : o_(o),
-        table_(table),
         backend_(backend),
         world_(comm::make_local_comms(1)),
         kept_(table, {}, 0, o.batch, o.seq),
@@ -98,7 +88,7 @@ class Trainer {
   }
 
   Status step(bool measured) {
-    backend_.reset();
+    backend_.record(measured);
     const int64_t start = monotonic_ns();
     ASSIGN_OR_RETURN(const engine::StepResult r,
                      engine_->run({.lr = 1e-4,
@@ -112,20 +102,8 @@ class Trainer {
     phases_["forward and backward"] += t.compute;
     phases_["clip, AdamW, load"] += t.update;
     phases_["rest"] += seconds - t.compute - t.update;
-    for (const auto& [name, c] : backend_.costs()) {
-      OperationCost& sum = operations_[name];
-      sum.seconds += c.seconds;
-      sum.flops += c.flops;
-      sum.bytes += c.bytes;
-    }
-    for (const auto& [shape, use] : backend_.gemms()) {
-      gemms_[shape].calls += use.calls;
-      gemms_[shape].seconds += use.seconds;
-    }
     return ok_status();
   }
-
-  const std::map<GemmShape, GemmUse>& gemms() const { return gemms_; }
 
   // REQUIRES: a step was measured.
   void fill(Report& r) const {
@@ -135,10 +113,10 @@ class Trainer {
     const MemoryUse m = engine_->memory();
     r.engine_bytes = m.total();
     for (const auto& [name, s] : phases_) r.phases_s[name] = s / n;
-    for (const auto& [name, c] : operations_)
+    for (const auto& [name, c] : backend_.costs())
       r.operations[name] = {
           .seconds = c.seconds / n, .flops = c.flops / n, .bytes = c.bytes / n};
-    for (const auto& [shape, use] : gemms_) {
+    for (const auto& [shape, use] : backend_.gemms()) {
       r.gemms[shape].calls = static_cast<double>(use.calls) / n;
       r.gemms[shape].seconds = use.seconds / n;
     }
@@ -146,7 +124,6 @@ class Trainer {
 
  private:
   const Options& o_;
-  const ParamTable& table_;
   ProfilingBackend& backend_;
   const std::vector<std::unique_ptr<comm::Comm>> world_;
   std::unique_ptr<comm::Mesh> mesh_;
@@ -155,8 +132,6 @@ class Trainer {
   std::unique_ptr<Engine> engine_;
   std::vector<double> steps_;
   std::map<std::string, double> phases_;
-  std::map<std::string, OperationCost> operations_;
-  std::map<GemmShape, GemmUse> gemms_;
   double first_loss_ = 0;
 };
 
@@ -199,13 +174,8 @@ class Peer {
   }
   Status run() {
     if (!wanted_) return ok_status();
-    ASSIGN_OR_RETURN(const double rate, run_peer({.file = o_.peer,
-                                                  .size = o_.size,
-                                                  .batch = o_.batch,
-                                                  .seq = o_.seq,
-                                                  .threads = o_.threads,
-                                                  .steps = o_.peer_steps,
-                                                  .bf16 = o_.bf16()}));
+    ASSIGN_OR_RETURN(const double rate,
+                     run_peer(o_.peer, o_, o_.threads, o_.peer_steps));
     rates_.push_back(rate);
     return ok_status();
   }
@@ -244,7 +214,7 @@ Result<Report> measure(const Options& o) {
   for (int round = 0; round < o.rounds; ++round) {
     // The first step of a round finds cold caches.
     for (int i = 0; i < o.steps; ++i) RETURN_IF_ERROR(trainer.step(i > 0));
-    for (const auto& [shape, use] : trainer.gemms())
+    for (const auto& [shape, use] : profiler->gemms())
       rates[shape].push_back(gemm_rates(*backend, shape, kGemmRepeats));
     report.bandwidth =
         std::max(report.bandwidth, memory_bandwidth(o.threads, 3));
@@ -278,7 +248,8 @@ int run(const Options& o) {
   // Without a comparison that was asked for, the target is missed.
   if (!o.peer.empty())
     targets.at_least(
-        "ratio to the peer", o.bf16() ? kPeerRatioBf16 : kPeerRatioFp32,
+        "ratio to the peer",
+        o.dtype == "bf16" ? kPeerRatioBf16 : kPeerRatioFp32,
         report->peer > 0 ? report->rate() / report->peer : std::nan(""));
   return targets.report(stderr);
 }
@@ -308,9 +279,7 @@ int main(int argc, char** argv) {
              "Steps of the peer per round; the first is warm-up", 2, 1 << 20);
   CLI11_PARSE(app, argc, argv);
   if (o.smoke) {
-    o.size = "tiny";
-    o.batch = 2;
-    o.seq = 32;
+    o.make_tiny(2);
     o.steps = 2;
     o.rounds = 1;
   }

@@ -42,8 +42,9 @@ Result<std::string> python(const std::vector<std::string>& arguments) {
 
 }  // namespace
 
-Result<double> run_peer(const PeerOptions& o) {
-  std::vector<std::string> arguments = {o.file,
+Result<double> run_peer(const std::string& file, const ModelOptions& o,
+                        int threads, int steps) {
+  std::vector<std::string> arguments = {file,
                                         "--size",
                                         o.size,
                                         "--batch",
@@ -51,14 +52,14 @@ Result<double> run_peer(const PeerOptions& o) {
                                         "--seq",
                                         std::to_string(o.seq),
                                         "--threads",
-                                        std::to_string(o.threads),
+                                        std::to_string(threads),
                                         "--steps",
-                                        std::to_string(o.steps)};
-  if (o.bf16) arguments.emplace_back("--bf16");
+                                        std::to_string(steps)};
+  if (o.dtype == "bf16") arguments.emplace_back("--bf16");
   ASSIGN_OR_RETURN(const std::string text, python(arguments));
   std::smatch match;
   if (!std::regex_search(text, match, std::regex("tokens/s=([0-9.]+)")))
-    return unavailable(o.file + " printed no tokens/s=");
+    return unavailable(file + " printed no tokens/s=");
   return std::stod(match[1]);
 }
 

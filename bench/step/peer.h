@@ -8,20 +8,14 @@
 #include <cstdint>
 #include <string>
 
+#include "bench/options.h"
 #include "proto/base/status.h"
 
 namespace remesh::bench {
 
-struct PeerOptions {
-  std::string file, size;
-  int64_t batch = 0, seq = 0;
-  int threads = 1;
-  int steps = 0;
-  bool bf16 = false;
-};
-
 // Tokens per second.
-Result<double> run_peer(const PeerOptions& o);
+Result<double> run_peer(const std::string& file, const ModelOptions& o,
+                        int threads, int steps);
 
 // The BLAS that PyTorch uses, by what it computes and has mapped: without one
 // it falls back to loops that no comparison may count on.

@@ -7,7 +7,6 @@ namespace {
 
 using kernels::AdamWOptions;
 using kernels::AttentionSegment;
-using kernels::AttentionShape;
 using kernels::Backend;
 using kernels::Dtype;
 using kernels::HeadRows;
@@ -19,10 +18,7 @@ class Profiler final : public ProfilingBackend {
   const std::map<std::string, OperationCost>& costs() const override {
     return costs_;
   }
-  void reset() override {
-    costs_.clear();
-    gemms_.clear();
-  }
+  void record(bool on) override { recording_ = on; }
   const std::map<GemmShape, GemmUse>& gemms() const override { return gemms_; }
 
   const char* name() const override { return b_.name(); }
@@ -120,23 +116,23 @@ class Profiler final : public ProfilingBackend {
             b_.rope(d, x, rows, T, heads, head_dim, stride, cos, sin, inverse);
           });
   }
-  void attention(Dtype d, const AttentionShape& s, const void* q, const void* k,
-                 const void* v, void* out, float* lse) override {
-    timed("attention", attention_cost(d, s, s.T, s.T, false),
+  void attention(Dtype d, const AttentionSegment& s, const void* q,
+                 const void* k, const void* v, void* out, float* lse) override {
+    timed("attention", attention_cost(d, s, false),
           [&] { b_.attention(d, s, q, k, v, out, lse); });
   }
-  void attention_backward(Dtype d, const AttentionShape& s, const void* q,
+  void attention_backward(Dtype d, const AttentionSegment& s, const void* q,
                           const void* k, const void* v, const void* out,
                           const float* lse, const void* dout, void* dq,
                           void* dk, void* dv) override {
-    timed("attention_backward", attention_cost(d, s, s.T, s.T, true), [&] {
+    timed("attention_backward", attention_cost(d, s, true), [&] {
       b_.attention_backward(d, s, q, k, v, out, lse, dout, dq, dk, dv);
     });
   }
   void attention_segment(Dtype d, const AttentionSegment& s, const void* q,
                          const void* k, const void* v, bool first, float* out,
                          float* lse) override {
-    timed("attention", attention_cost(d, s, s.Tq, s.Tk, false),
+    timed("attention", attention_cost(d, s, false),
           [&] { b_.attention_segment(d, s, q, k, v, first, out, lse); });
   }
   void attention_segment_backward(Dtype d, const AttentionSegment& s,
@@ -144,7 +140,7 @@ class Profiler final : public ProfilingBackend {
                                   const void* out, const float* lse,
                                   const void* dout, float* dq, float* dk,
                                   float* dv) override {
-    timed("attention_backward", attention_cost(d, s, s.Tq, s.Tk, true), [&] {
+    timed("attention_backward", attention_cost(d, s, true), [&] {
       b_.attention_segment_backward(d, s, q, k, v, out, lse, dout, dq, dk, dv);
     });
   }
@@ -273,12 +269,11 @@ class Profiler final : public ProfilingBackend {
                 4 * elements(w.out(), w.in()) + static_cast<double>(w.bytes())};
   }
   // Causal: half of the scores. Two GEMMs forward, five backward.
-  template <typename Shape>
-  static OperationCost attention_cost(Dtype d, const Shape& s, int64_t Tq,
-                                      int64_t Tk, bool backward) {
-    const double q = elements(s.B * Tq, s.num_heads * s.head_dim);
-    const double kv = elements(s.B * Tk, s.num_kv_heads * s.head_dim);
-    return {.flops = (backward ? 5 : 2) * q * static_cast<double>(Tk),
+  static OperationCost attention_cost(Dtype d, const AttentionSegment& s,
+                                      bool backward) {
+    const double q = elements(s.B * s.Tq, s.num_heads * s.head_dim);
+    const double kv = elements(s.B * s.Tk, s.num_kv_heads * s.head_dim);
+    return {.flops = (backward ? 5 : 2) * q * static_cast<double>(s.Tk),
             .bytes = size(d) * (backward ? 4 * q + 4 * kv : 2 * q + 2 * kv)};
   }
 
@@ -288,6 +283,7 @@ class Profiler final : public ProfilingBackend {
     f();
     b_.synchronize();
     const double seconds = seconds_since(start);
+    if (!recording_) return seconds;
     OperationCost& sum = costs_[kind];
     sum.seconds += seconds;
     sum.flops += cost.flops;
@@ -297,12 +293,15 @@ class Profiler final : public ProfilingBackend {
 
   template <typename F>
   void gemm(const char* kind, const GemmShape& shape, const F& f) {
+    const double seconds = timed(kind, gemm_cost(shape), f);
+    if (!recording_) return;
     GemmUse& use = gemms_[shape];
     ++use.calls;
-    use.seconds += timed(kind, gemm_cost(shape), f);
+    use.seconds += seconds;
   }
 
   Backend& b_;
+  bool recording_ = false;
   std::map<std::string, OperationCost> costs_;
   std::map<GemmShape, GemmUse> gemms_;
 };

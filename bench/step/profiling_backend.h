@@ -1,6 +1,6 @@
-// A Backend that forwards every call to another one and adds up, per kind of
-// operation, the time, the FLOPs of its GEMMs and the least memory traffic
-// (each operand once): the breakdown of bench_step.
+// A Backend that forwards every call to another one and adds up, while it
+// records, per kind of operation, the time, the FLOPs of its GEMMs and the
+// least memory traffic (each operand once): the breakdown of bench_step.
 //
 // One thread. The wrapped backend must outlive it; weights made through it
 // belong to the wrapped backend.
@@ -32,7 +32,7 @@ class ProfilingBackend : public kernels::Backend {
   virtual const std::map<std::string, OperationCost>& costs() const = 0;
   // The GEMMs with weights, by shape.
   virtual const std::map<GemmShape, GemmUse>& gemms() const = 0;
-  virtual void reset() = 0;
+  virtual void record(bool on) = 0;
 };
 
 std::unique_ptr<ProfilingBackend> make_profiling_backend(

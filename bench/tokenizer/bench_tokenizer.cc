@@ -13,8 +13,8 @@
 #include <string>
 #include <vector>
 
-#include "bench/cpu_time.h"
 #include "bench/options.h"
+#include "bench/process_use.h"
 #include "bench/targets.h"
 #include "proto/base/median.h"
 #include "worker/data/text_reader.h"

@@ -57,10 +57,9 @@ std::vector<Block> blocks_of(const ParamTable& table, size_t first,
 Status check_unused(FileSystem& fs, const std::string& out) {
   if (!fs.exists(out)) return ok_status();
   ASSIGN_OR_RETURN(const auto names, fs.list(out));
-  return names.empty() ? ok_status()
-                       : already_exists(out +
-                                        ": is not empty; give a new "
-                                        "folder");
+  return names.empty()
+             ? ok_status()
+             : already_exists(out + ": is not empty; give a new folder");
 }
 
 // Has `write` fill a folder beside `out` that becomes `out` once it is

@@ -70,7 +70,6 @@ Status check_exactly_once(const ParamSpec& spec, size_t param,
       return corrupt(fmt::format(
           "{}: row {}, column {} is stored twice, once in {}", spec.name,
           twice.first().row, twice.first().col,
-
           manifest.shards(stored.slices[static_cast<size_t>(slice)].shard)
               .name()));
   }

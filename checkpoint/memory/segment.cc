@@ -11,7 +11,6 @@
 #include <array>
 #include <atomic>
 #include <cerrno>
-#include <cstdio>
 #include <new>
 #include <utility>
 
@@ -85,6 +84,13 @@ uint64_t header_bytes() {
   return round_up(sizeof(StateSegment::Header), kPage);
 }
 
+uint64_t bytes_with(int64_t capacity, uint64_t buffers) {
+  CHECK(capacity >= 0 && capacity <= kMaxCapacity);
+  const uint64_t bytes = header_bytes() + buffers * geometry::kNumStateVectors *
+                                              vector_bytes(capacity);
+  return bytes < kHugePage ? bytes : round_up(bytes, kHugePage);
+}
+
 uint64_t record_checksum(uint64_t sequence, std::span<const uint64_t> words) {
   return xxh3(words.data(), words.size_bytes(), sequence);
 }
@@ -114,18 +120,11 @@ Seen read_record(const StateSegment::Record& r, uint64_t* sequence,
 }  // namespace
 
 uint64_t segment_bytes(int64_t capacity) {
-  CHECK(capacity >= 0 && capacity <= kMaxCapacity);
-  const uint64_t bytes = header_bytes() + kBuffers *
-                                              geometry::kNumStateVectors *
-                                              vector_bytes(capacity);
-  return bytes < kHugePage ? bytes : round_up(bytes, kHugePage);
+  return bytes_with(capacity, kBuffers);
 }
 
 uint64_t half_segment_bytes(int64_t capacity) {
-  const uint64_t bytes =
-      header_bytes() + geometry::kNumStateVectors * vector_bytes(capacity);
-  return std::min(segment_bytes(capacity),
-                  bytes < kHugePage ? bytes : round_up(bytes, kHugePage));
+  return bytes_with(capacity, 1);
 }
 
 ContentHash content_hash(const geometry::ConstStateView& state) {

@@ -6,7 +6,6 @@
 
 #include <algorithm>
 #include <bit>
-#include <cstring>
 #include <limits>
 #include <utility>
 
@@ -222,6 +221,12 @@ struct Hdf5Writer::Impl {
     return internal("write " + path + ": " + what + ": " + why);
   }
   Status check() { return state->error; }
+  // A dataset of fp32.
+  Id create_set(const std::string& name, const Id& space, const Id& dcpl) {
+    return {H5Dcreate2(file.get(), name.c_str(), H5T_IEEE_F32LE, space.get(),
+                       H5P_DEFAULT, dcpl.get(), H5P_DEFAULT),
+            H5Dclose};
+  }
 };
 
 void initialize() {
@@ -313,9 +318,7 @@ Status Hdf5Writer::write_compressed(const std::string& path, const Dims& dims,
                    sizes(chunk).data()) < 0 ||
       H5Pset_shuffle(dcpl.get()) < 0 || H5Pset_deflate(dcpl.get(), 1) < 0)
     return impl_->failed(path);
-  const Id set(H5Dcreate2(impl_->file.get(), path.c_str(), H5T_IEEE_F32LE,
-                          space.get(), H5P_DEFAULT, dcpl.get(), H5P_DEFAULT),
-               H5Dclose);
+  const Id set = impl_->create_set(path, space, dcpl);
   if (!set.ok() || !put_attributes(set.get(), attributes))
     return impl_->failed(path);
   const bool flat = dims.size() == 1;
@@ -349,9 +352,7 @@ Result<uint64_t> Hdf5Writer::reserve_floats(
       H5Pset_alloc_time(dcpl.get(), H5D_ALLOC_TIME_EARLY) < 0 ||
       H5Pset_fill_time(dcpl.get(), H5D_FILL_TIME_NEVER) < 0)
     return impl_->failed(path);
-  const Id set(H5Dcreate2(impl_->file.get(), path.c_str(), H5T_IEEE_F32LE,
-                          space.get(), H5P_DEFAULT, dcpl.get(), H5P_DEFAULT),
-               H5Dclose);
+  const Id set = impl_->create_set(path, space, dcpl);
   const haddr_t place = set.ok() ? H5Dget_offset(set.get()) : HADDR_UNDEF;
   if (place == HADDR_UNDEF || !put_attributes(set.get(), attributes))
     return impl_->failed(path);
@@ -377,9 +378,7 @@ Status Hdf5Writer::write_virtual(const std::string& path, const Dims& dims,
                        part.dataset.c_str(), source.get()) < 0)
       return impl_->failed(path);
   }
-  Id set(H5Dcreate2(impl_->file.get(), path.c_str(), H5T_IEEE_F32LE,
-                    space.get(), H5P_DEFAULT, dcpl.get(), H5P_DEFAULT),
-         H5Dclose);
+  Id set = impl_->create_set(path, space, dcpl);
   if (!set.ok() || !set.close()) return impl_->failed(path);
   return impl_->check();
 }
@@ -544,11 +543,10 @@ Result<std::vector<StoredPart>> Hdf5Reader::parts(const std::string& path) {
     if (H5Dget_chunk_info(set, space.get(), i, start, &skipped, &at, &bytes) <
         0)
       return impl_->failed(path);
-    Rect rect;
-    rect.row = flat ? 0 : static_cast<int64_t>(start[0]);
-    rect.col = static_cast<int64_t>(start[flat ? 0 : 1]);
-    rect.rows = flat ? 1 : static_cast<int64_t>(chunk[0]);
-    rect.cols = static_cast<int64_t>(chunk[flat ? 0 : 1]);
+    const auto n = [](hsize_t x) { return static_cast<int64_t>(x); };
+    const Rect rect =
+        flat ? Rect{0, n(start[0]), 1, n(chunk[0])}
+             : Rect{n(start[0]), n(start[1]), n(chunk[0]), n(chunk[1])};
     parts.push_back({at, at + bytes, geometry::intersect(rect, all)});
   }
   return parts;

@@ -94,14 +94,10 @@ Result<int> inspect(const CheckpointOptions& options) {
   const auto system = posix_file_system();
   ASSIGN_OR_RETURN(const pb::Manifest manifest,
                    manifest::read_checkpoint(*system, path));
-  if (options.json) {
-    nlohmann::ordered_json json{{"path", path}};
-    json.update(nlohmann::ordered_json::parse(store::describe_json(manifest)));
-    print_json(json);
-  } else {
-    fmt::print("{}\n{}", path, store::describe(manifest));
-  }
-  return kExitOk;
+  nlohmann::ordered_json json{{"path", path}};
+  json.update(nlohmann::ordered_json::parse(store::describe_json(manifest)));
+  return print_done(options.json, json,
+                    path + "\n" + store::describe(manifest));
 }
 
 // The checkpoint that the options name, or all of the run, newest first.
@@ -166,8 +162,7 @@ std::pair<int64_t, std::string> failed_saves(const pb::JobStatus& s) {
 
 // Between two meshes nobody can save: the next one will.
 Result<pb::JobStatus> request_save(const std::string& run) {
-  pb::Command command;
-  command.set_kind(pb::Command::CHECKPOINT);
+  const pb::Command command = command_of(pb::Command::CHECKPOINT);
   Result<pb::JobStatus> answer = send_command(run, command);
   for (const int64_t since_ms = monotonic_ms();
        answer.status().code() == Code::kUnavailable &&
@@ -185,7 +180,7 @@ Result<std::pair<std::string, int64_t>> save_and_wait(const std::string& run) {
   int64_t heard_ms = monotonic_ms();
   for (;;) {
     wait_for_next_poll();
-    const auto now = send_command(run, status_request());
+    const auto now = send_command(run, command_of(pb::Command::STATUS));
     if (!now.ok()) {
       // A coordinator that restarts answers again soon.
       if (monotonic_ms() - heard_ms < 10 * kReplyMs) continue;
@@ -227,12 +222,9 @@ Result<int> keep(const CheckpointOptions& o) {
   const std::string mark = path_join(path, manifest::kKeepName);
   RETURN_IF_ERROR(o.undo ? remove_all(*files, mark)
                          : write_file_atomically(*files, mark, o.name + "\n"));
-  if (o.json)
-    print_json({{"path", path}, {"kept", !o.undo}, {"name", o.name}});
-  else
-    fmt::print("{} {}\n", path,
-               o.undo ? "is removed when its turn comes" : "is kept");
-  return kExitOk;
+  return print_done(
+      o.json, {{"path", path}, {"kept", !o.undo}, {"name", o.name}},
+      path + (o.undo ? " is removed when its turn comes\n" : " is kept\n"));
 }
 
 // Under the lock of the run: a coordinator's ranks remove checkpoints too.
@@ -308,11 +300,9 @@ Result<int> prune(const CheckpointOptions& o) {
 
 Result<int> save(const CheckpointOptions& options) {
   ASSIGN_OR_RETURN(const auto saved, save_and_wait(options.target));
-  if (options.json)
-    print_json({{"path", saved.first}, {"step", saved.second}});
-  else
-    fmt::print("{}\n", saved.first);
-  return kExitOk;
+  return print_done(options.json,
+                    {{"path", saved.first}, {"step", saved.second}},
+                    saved.first + "\n");
 }
 
 }  // namespace
@@ -346,10 +336,8 @@ exist, unless `remesh checkpoint keep` or checkpoint.keep_every_n keeps it.)");
     if (command == prune)
       c->add_option("RUN", o->target, "Run directory")->required();
     else
-      c->add_option("RUN_OR_CHECKPOINT", o->target,
-                    "Run directory or one checkpoint. Default: the run that is "
-                    "training, else the newest in ./runs, else the one used "
-                    "last");
+      add_run_option(c, &o->target, "RUN_OR_CHECKPOINT",
+                     "Run directory or one checkpoint");
     if (one) {
       c->add_option("--step", o->step,
                     fmt::format("Step of the checkpoint. Default: {}",

@@ -60,7 +60,7 @@ constexpr uint64_t kCommandId = 1;
 constexpr uint64_t kEndId = 2;
 
 pb::Command end_request() {
-  pb::Command command = status_request();
+  pb::Command command = command_of(pb::Command::STATUS);
   command.set_id(kEndId);
   command.set_at_end(true);
   return command;
@@ -111,22 +111,6 @@ Result<pb::Reply> exchange(const Target& target, const pb::Command& command,
                   format_duration(static_cast<double>(patience_ms) / 1000)));
 }
 
-}  // namespace
-
-void add_client_options(CLI::App* verb, std::string* run) {
-  wire::KeyChoice& o = key_options();
-  add_run_option(verb, run);
-  verb->add_option("--key", o.key,
-                   "File of your key. Default: that of the run directory, or "
-                   "where that cannot be read REMESH_KEY in the environment");
-  verb->add_option("--server-key", o.server,
-                   "The coordinator's public key, or a file with it. Default: "
-                   "that of the run directory, or of your key file");
-  verb->add_flag("--no-auth", o.no_auth, "The coordinator runs with --no-auth");
-}
-
-namespace {
-
 bool is_address(const std::string& named) {
   return named.starts_with("tcp://") || wire::is_ipc(named);
 }
@@ -142,7 +126,39 @@ Target target_at(const std::string& run) {
   return target;
 }
 
+// Whether there is an address, and not of a process of this host that is dead.
+bool coordinator_may_answer(const Target& target) {
+  const auto e = rundir::read_endpoint(target.run_dir);
+  return e.ok() && (!rundir::lock_tells(*e) ||
+                    rundir::RunLock::holder(target.run_dir) > 0);
+}
+
+// Returns when a run that has not ended has a coordinator, or after kRestartMs.
+// The new one may have another address.
+Status await_restart(Target* target) {
+  const std::string run = target->run_dir;
+  for (const int64_t since_ms = monotonic_ms();
+       !run.empty() && !coordinator_may_answer(*target) &&
+       !rundir::end_of_run(run) && monotonic_ms() - since_ms < kRestartMs;) {
+    wait_for_next_poll();
+    ASSIGN_OR_RETURN(*target, find_target(run));
+  }
+  return ok_status();
+}
+
 }  // namespace
+
+void add_client_options(CLI::App* verb, std::string* run) {
+  wire::KeyChoice& o = key_options();
+  add_run_option(verb, run);
+  verb->add_option("--key", o.key,
+                   "File of your key. Default: that of the run directory, or "
+                   "where that cannot be read REMESH_KEY in the environment");
+  verb->add_option("--server-key", o.server,
+                   "The coordinator's public key, or a file with it. Default: "
+                   "that of the run directory, or of your key file");
+  verb->add_flag("--no-auth", o.no_auth, "The coordinator runs with --no-auth");
+}
 
 Result<Target> find_target(const std::string& named) {
   if (is_address(named)) return target_at(named);
@@ -153,9 +169,9 @@ Result<Target> find_target(const std::string& named) {
   return target_at(run);
 }
 
-pb::Command status_request() {
+pb::Command command_of(pb::Command::Kind kind) {
   pb::Command command;
-  command.set_kind(pb::Command::STATUS);
+  command.set_kind(kind);
   return command;
 }
 
@@ -193,30 +209,6 @@ void CommandClient::disconnect() {
   client_.reset();
   waiting_ = false;
 }
-
-namespace {
-
-// Whether there is an address, and not of a process of this host that is dead.
-bool coordinator_may_answer(const Target& target) {
-  const auto e = rundir::read_endpoint(target.run_dir);
-  return e.ok() && (!rundir::lock_tells(*e) ||
-                    rundir::RunLock::holder(target.run_dir) > 0);
-}
-
-// Returns when a run that has not ended has a coordinator, or after kRestartMs.
-// The new one may have another address.
-Status await_restart(Target* target) {
-  const std::string run = target->run_dir;
-  for (const int64_t since_ms = monotonic_ms();
-       !run.empty() && !coordinator_may_answer(*target) &&
-       !rundir::end_of_run(run) && monotonic_ms() - since_ms < kRestartMs;) {
-    wait_for_next_poll();
-    ASSIGN_OR_RETURN(*target, find_target(run));
-  }
-  return ok_status();
-}
-
-}  // namespace
 
 rundir::NewestState newest_state_of(const std::string& run) {
   const auto fs = posix_file_system();
@@ -273,10 +265,9 @@ std::string why_not_running(const std::string& run,
       newest.state_step > 0 ? "; " : "", rundir::state_text(newest), resume);
 }
 
-namespace {
-
-Result<pb::JobStatus> send_to(const Target& target, const pb::Command& command,
-                              Connection* kept) {
+Result<pb::JobStatus> send_command(const Target& target,
+                                   const pb::Command& command,
+                                   Connection* kept) {
   if (!target.run_dir.empty() && !coordinator_may_answer(target))
     return ended(
         rundir::short_path(target.run_dir) + ": " +
@@ -286,20 +277,13 @@ Result<pb::JobStatus> send_to(const Target& target, const pb::Command& command,
   return reply.status();
 }
 
-}  // namespace
-
-Result<pb::JobStatus> send_command(const Target& target,
-                                   const pb::Command& command) {
-  return send_to(target, command, nullptr);
-}
-
 Result<pb::JobStatus> send_command(const std::string& run,
                                    const pb::Command& command,
                                    Connection* kept) {
   ASSIGN_OR_RETURN(Target target, find_target(run));
   if (command.kind() != pb::Command::STATUS)
     RETURN_IF_ERROR(await_restart(&target));
-  return send_to(target, command, kept);
+  return send_command(target, command, kept);
 }
 
 void wait_for_next_poll() {
@@ -318,7 +302,7 @@ Result<pb::JobStatus> next_status(const std::string& run,
   auto reply = ending->poll();
   if (reply && has_ended(reply->status().state()))
     return std::move(*reply->mutable_status());
-  return send_command(run, status_request());
+  return send_command(run, command_of(pb::Command::STATUS));
 }
 
 }  // namespace remesh::ctl

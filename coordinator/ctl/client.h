@@ -23,24 +23,26 @@ struct Target {
 // Io where that cannot be read.
 Result<Target> find_target(const std::string& named);
 
-// Sends the command to the run's coordinator, repeatedly until it replies, and
-// returns the state of the job. Ended if there is no coordinator, Unavailable
-// if it does not reply in time, or the error of a refused command.
-Result<pb::JobStatus> send_command(const Target& target,
-                                   const pb::Command& command);
+pb::Command command_of(pb::Command::Kind kind);
+
 // A connection on which the coordinator was asked, before it got a command, to
 // tell of the end of the job: that may come before anything else is asked.
 struct Connection {
   std::string address;
   std::unique_ptr<wire::Client> client;
 };
+// Sends the command to the run's coordinator, repeatedly until it replies, and
+// returns the state of the job. Ended if there is no coordinator, Unavailable
+// if it does not reply in time, or the error of a refused command. *kept: for
+// next_status().
+Result<pb::JobStatus> send_command(const Target& target,
+                                   const pb::Command& command,
+                                   Connection* kept = nullptr);
 // The same with the address read again: a coordinator may have restarted, and a
-// request for a change gives it a moment for that. *kept: for next_status().
+// request for a change gives it a moment for that.
 Result<pb::JobStatus> send_command(const std::string& run,
                                    const pb::Command& command,
                                    Connection* kept = nullptr);
-
-pb::Command status_request();
 
 // Where the newest state of a run is that has no coordinator, as far as this
 // host can see: rundir::newest_state() with the run's own journal and job.

@@ -24,11 +24,8 @@ using planner::Terms;
 using Json = nlohmann::ordered_json;
 
 double percent(double part, double whole) { return 100 * part / whole; }
-std::string gigabytes(double bytes) {
-  return fmt::format("{:.1f} GB", bytes / 1e9);
-}
-std::string gigabytes(uint64_t bytes) {
-  return gigabytes(static_cast<double>(bytes));
+std::string gigabytes(auto bytes) {
+  return fmt::format("{:.1f} GB", static_cast<double>(bytes) / 1e9);
 }
 std::string seconds_text(double s) {
   return s < 1 ? fmt::format("{:.0f} ms", 1e3 * s) : fmt::format("{:.2f} s", s);
@@ -73,8 +70,8 @@ std::string ranking(const std::vector<Plan>& plans) {
 std::string breakdown(const std::vector<Plan>& plans) {
   const bool both = plans.size() == 2;
   std::vector<std::vector<std::string>> rows;
-  const auto add = [&](const std::string& what, const std::string& unit,
-                       const auto& value, double whole) {
+  const auto add = [&](const char* what, const char* unit, double whole,
+                       const auto& value) {
     const double a = value(plans[0]);
     std::vector<std::string> row{what, fmt::format("{:.3f} {}", a, unit)};
     if (both) {
@@ -91,28 +88,22 @@ std::string breakdown(const std::vector<Plan>& plans) {
                     plans[1].layout.to_string(), "difference"});
   const double total_s = plans[0].cost.total_s;
   for (const TermName& t : kTerms)
-    add(
-        t.about, "s", [&](const Plan& p) { return p.cost.terms.*t.seconds; },
-        total_s);
-  add(
-      "step", "s", [](const Plan& p) { return p.cost.total_s; }, total_s);
-  const auto bytes = static_cast<double>(plans[0].memory.total());
+    add(t.about, "s", total_s,
+        [&](const Plan& p) { return p.cost.terms.*t.seconds; });
+  add("step", "s", total_s, [](const Plan& p) { return p.cost.total_s; });
+  const auto in_gb = [](uint64_t bytes) {
+    return static_cast<double>(bytes) / 1e9;
+  };
+  const double total_gb = in_gb(plans[0].memory.total());
   for (const MemoryPurpose& m : kMemoryPurposes)
-    add(
-        m.key, "GB",
-        [&](const Plan& p) {
-          return static_cast<double>(p.memory.*m.bytes) / 1e9;
-        },
-        bytes / 1e9);
-  add(
-      "memory", "GB",
-      [](const Plan& p) { return static_cast<double>(p.memory.total()) / 1e9; },
-      bytes / 1e9);
+    add(m.key, "GB", total_gb,
+        [&](const Plan& p) { return in_gb(p.memory.*m.bytes); });
+  add("memory", "GB", total_gb,
+      [&](const Plan& p) { return in_gb(p.memory.total()); });
   return table(std::move(rows));
 }
 
-// --- why it is the best
-// -------------------------------------------------------
+// --- why it is the best ------------------------------------------------------
 
 // The terms by which `other` differs most from `best`: the largest loss, and
 // the largest gain.
@@ -242,11 +233,8 @@ std::string largest_loss(const SearchRequest& q, const Plan& p) {
 std::string limits_text(const SearchRequest& q, const Plan& p) {
   const Terms& t = p.cost.terms;
   const double T = p.cost.total_s;
-  const auto largest =
-      std::max_element(std::begin(kMemoryPurposes), std::end(kMemoryPurposes),
-                       [&](const auto& a, const auto& b) {
-                         return p.memory.*a.bytes < p.memory.*b.bytes;
-                       });
+  const auto* largest = std::ranges::max_element(
+      kMemoryPurposes, {}, [&](const auto& m) { return p.memory.*m.bytes; });
   return fmt::format(
       "  time: {:.0f} % matrix products, {:.0f} % other compute, {:.0f} % "
       "exposed communication, {:.0f} % bubble, {:.0f} % optimizer and "
@@ -278,8 +266,7 @@ std::string changes_text(const SearchRequest& q, const Plan& best) {
   return "with one setting changed:\n" + table(std::move(rows));
 }
 
-// --- output
-// -------------------------------------------------------------------
+// --- output ------------------------------------------------------------------
 
 Json plan_json(const ClusterChoice& cluster, const Plan& p) {
   Json terms;

@@ -11,6 +11,7 @@
 #include "coordinator/rundir/run_dir.h"
 #include "parallel/geometry/layout.h"
 #include "proto/base/number.h"
+#include "proto/base/text.h"
 #include "proto/rundir/events.h"
 
 namespace remesh::ctl {
@@ -31,12 +32,6 @@ struct ControlDone {
   int code = kExitOk;
 };
 
-pb::Command command_of(pb::Command::Kind kind) {
-  pb::Command c;
-  c.set_kind(kind);
-  return c;
-}
-
 // The run that a command went to, according to the reply: its directory,
 // because a link may name another run by now, or the address that was given if
 // the directory cannot be seen from this host.
@@ -53,7 +48,7 @@ Result<pb::JobStatus> wait_for(const ControlOptions& o, pb::JobStatus status,
     if (has_ended(status.state()))
       return ended("the job is " + rundir::state_text(status.state()));
     wait_for_next_poll();
-    auto now = send_command(run, status_request());
+    auto now = send_command(run, command_of(pb::Command::STATUS));
     // A coordinator that restarts answers again soon.
     constexpr int kPatience = 10;
     if (!now.ok() && ++silent > kPatience) return now.status();
@@ -69,19 +64,17 @@ bool on_final_mesh(const ControlOptions&, const pb::JobStatus& s) {
 }
 
 bool has_left(const ControlOptions& o, const pb::JobStatus& s) {
-  return std::none_of(
-      s.workers().begin(), s.workers().end(), [&](const pb::WorkerStatus& w) {
-        return w.name() == o.argument && w.state() != pb::WorkerStatus::DEAD;
-      });
+  return std::ranges::none_of(s.workers(), [&](const pb::WorkerStatus& w) {
+    return w.name() == o.argument && w.state() != pb::WorkerStatus::DEAD;
+  });
 }
 
 // Whether a worker other than that one offers slots.
 bool others_work(const pb::JobStatus& s, const std::string& worker) {
-  return std::any_of(
-      s.workers().begin(), s.workers().end(), [&](const pb::WorkerStatus& w) {
-        return w.name() != worker && w.state() != pb::WorkerStatus::DEAD &&
-               !w.draining() && w.slots() > 0;
-      });
+  return std::ranges::any_of(s.workers(), [&](const pb::WorkerStatus& w) {
+    return w.name() != worker && w.state() != pb::WorkerStatus::DEAD &&
+           !w.draining() && w.slots() > 0;
+  });
 }
 
 Result<ControlDone> drain(const ControlOptions& o) {
@@ -108,23 +101,29 @@ Result<ControlDone> uncordon(const ControlOptions& o) {
       fmt::format("ranks may be placed on {} again", o.argument)};
 }
 
+// `text`: what is going to happen, without --wait.
+Result<ControlDone> change_mesh(const ControlOptions& o,
+                                const pb::Command& command,
+                                std::string (*text)(const pb::JobStatus&)) {
+  ASSIGN_OR_RETURN(pb::JobStatus status, send_command(o.run, command));
+  ASSIGN_OR_RETURN(status, wait_for(o, std::move(status), on_final_mesh));
+  return ControlDone{status,
+                     o.wait ? "training on " + rundir::mesh_text(status.mesh())
+                            : text(status)};
+}
+
 Result<ControlDone> mesh(const ControlOptions& o) {
   if (o.argument != "auto")
     RETURN_IF_ERROR(geometry::Layout::parse(o.argument).status());
   pb::Command command = command_of(pb::Command::MESH);
   command.set_layout(o.argument);
-  ASSIGN_OR_RETURN(pb::JobStatus status, send_command(o.run, command));
-  ASSIGN_OR_RETURN(status, wait_for(o, std::move(status), on_final_mesh));
-  if (o.wait)
-    return ControlDone{status,
-                       "training on " + rundir::mesh_text(status.mesh())};
-  if (status.pinned().empty())
-    return ControlDone{status, "the mesh is selected automatically again"};
-  return ControlDone{
-      status, fmt::format("changing to {} after this step; it stays until you "
-                          "change it or slots run short (`remesh mesh auto` "
-                          "undoes it)",
-                          status.pinned())};
+  return change_mesh(o, command, [](const pb::JobStatus& s) -> std::string {
+    if (s.pinned().empty()) return "the mesh is selected automatically again";
+    return fmt::format(
+        "changing to {} after this step; it stays until you change it or slots "
+        "run short (`remesh mesh auto` undoes it)",
+        s.pinned());
+  });
 }
 
 Result<ControlDone> scale(const ControlOptions& o) {
@@ -136,28 +135,12 @@ Result<ControlDone> scale(const ControlOptions& o) {
                     o.argument));
   pb::Command command = command_of(pb::Command::SCALE);
   command.set_slots(slots);
-  ASSIGN_OR_RETURN(pb::JobStatus status, send_command(o.run, command));
-  ASSIGN_OR_RETURN(status, wait_for(o, std::move(status), on_final_mesh));
-  if (o.wait)
-    return ControlDone{status,
-                       "training on " + rundir::mesh_text(status.mesh())};
-  if (status.scale() == 0)
-    return ControlDone{status,
-                       "all slots are used from the next step boundary"};
-  return ControlDone{
-      status,
-      fmt::format(
-          "up to {} used from the next step boundary; others are spares",
-          status.scale() == 1 ? "1 slot is"
-                              : fmt::format("{} slots are", status.scale()))};
-}
-
-// State and step of the job at its end, according to its last event; `error`
-// if that is another one. The coordinator exits soon after the end of the job.
-Result<pb::JobStatus> outcome_in_events(const std::string& run_dir,
-                                        const Status& error) {
-  if (!rundir::end_of_run(run_dir)) return error;
-  return status_of_files(run_dir);
+  return change_mesh(o, command, [](const pb::JobStatus& s) -> std::string {
+    if (s.scale() == 0) return "all slots are used from the next step boundary";
+    return fmt::format(
+        "up to {} {} used from the next step boundary; others are spares",
+        plural(s.scale(), "slot"), s.scale() == 1 ? "is" : "are");
+  });
 }
 
 // Why the job declined to stop, according to its newest such event.
@@ -189,13 +172,13 @@ Result<ControlDone> stop(const ControlOptions& o) {
       status = std::move(*now);
       heard_ms = monotonic_ms();
     } else if (rundir::RunLock::holder(run_dir) == 0) {
-      // A coordinator that is started again carries the stop out.
+      // A coordinator exits soon after the end of the job. One that is started
+      // again carries the stop out.
       constexpr int64_t kGoneMs = 10'000;
-      auto outcome = outcome_in_events(run_dir, now.status());
-      if (outcome.ok())
-        status = std::move(*outcome);
+      if (rundir::end_of_run(run_dir))
+        status = status_of_files(run_dir);
       else if (monotonic_ms() - heard_ms > kGoneMs)
-        return outcome.status();
+        return now.status();
       else
         wait_for_next_poll();
     }
@@ -213,10 +196,8 @@ Result<ControlDone> stop(const ControlOptions& o) {
 Result<int> perform(const ControlOptions& o,
                     Result<ControlDone> (*run)(const ControlOptions&)) {
   ASSIGN_OR_RETURN(const ControlDone done, run(o));
-  if (o.json)
-    fmt::print("{}", status_json(done.status, facts_of_run(done.status)));
-  else
-    fmt::print("{}\n", done.text);
+  fmt::print("{}", o.json ? status_json(done.status, facts_of_run(done.status))
+                          : done.text + "\n");
   return done.code;
 }
 

@@ -74,9 +74,8 @@ void draw(const std::vector<std::optional<double>>& values, double low,
     int to = row;
     if (before && *before < row) from = *before + 1;
     if (before && *before > row) to = *before - 1;
-    for (int r = std::min(from, row); r <= std::max(to, row); ++r) {
+    for (int r = std::min(from, row); r <= std::max(to, row); ++r)
       (*canvas)[r][c] = '*';
-    }
     before = row;
   }
 }

@@ -122,7 +122,7 @@ void Follower::ask_status(int64_t now_ms) {
   }
   if (now_ms - asked_ms_ < kAskEveryMs) return;
   asked_ms_ = now_ms;
-  status_client_.send(status_request());
+  status_client_.send(command_of(pb::Command::STATUS));
   std::error_code error;
   const bool there = std::filesystem::exists(run_dir_, error) || error;
   // A coordinator that does not get that far removes what it has made.
@@ -150,9 +150,9 @@ void Follower::note_status(const pb::JobStatus& status) {
   state_note_ = runs ? "" : state_text(status);
   note_problems(status);
   lacks_slots_ = status.missing_slots() > 0;
-  has_workers_ = std::any_of(
-      status.workers().begin(), status.workers().end(),
-      [](const auto& w) { return w.state() != pb::WorkerStatus::DEAD; });
+  has_workers_ = std::ranges::any_of(status.workers(), [](const auto& w) {
+    return w.state() != pb::WorkerStatus::DEAD;
+  });
 }
 
 void Follower::note_gone(bool gone) {

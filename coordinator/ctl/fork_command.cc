@@ -205,14 +205,11 @@ Result<int> fork_run(const ForkOptions& o) {
     job.mutable_checkpoint()->set_folder("checkpoints");
   RETURN_IF_ERROR(make_run(*files, run, start, job, to));
   rundir::note_run(to);
-  if (o.json) {
-    print_json({{"run_dir", to}, {"from", run}, {"step", start.step}});
-  } else {
-    fmt::print("made {} from step {} of {}\nto continue: remesh resume {}\n",
-               rundir::short_path(to), start.step, rundir::short_path(run),
-               rundir::typed_path(to));
-  }
-  return kExitOk;
+  return print_done(
+      o.json, {{"run_dir", to}, {"from", run}, {"step", start.step}},
+      fmt::format("made {} from step {} of {}\nto continue: remesh resume {}\n",
+                  rundir::short_path(to), start.step, rundir::short_path(run),
+                  rundir::typed_path(to)));
 }
 
 }  // namespace

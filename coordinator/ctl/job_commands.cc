@@ -30,15 +30,13 @@ Result<int> check_here(const pb::Job& job, const CheckOptions& o) {
                   .run_dir = job.job().dump_folder() + "/new",
                   .workers = o.local_workers,
                   .slots_per_worker = o.slots_per_worker});
-  if (o.json)
-    print_json({{"needs", needs_json(needs)}});
-  else
-    fmt::print("{}", needs_text(needs, style_of_stdout()));
+  print_done(o.json, {{"needs", needs_json(needs)}},
+             needs_text(needs, style_of_stdout()));
   return fatal_text(needs).empty() ? kExitOk : kExitFailed;
 }
 
 // Absent keys have their defaults.
-void print_job_as_json(const pb::Job& job) {
+nlohmann::ordered_json job_json(const pb::Job& job) {
   nlohmann::ordered_json sections;
   for (const auto& [key, value] : jobfile::settings(job)) {
     const size_t dot = key.find('.');
@@ -47,18 +45,14 @@ void print_job_as_json(const pb::Job& job) {
     sections[key.substr(0, dot)][key.substr(dot + 1)] =
         parsed.is_discarded() ? nlohmann::ordered_json(value) : parsed;
   }
-  print_json({{"job", std::move(sections)}});
+  return {{"job", std::move(sections)}};
 }
 
 Result<int> job_check(const CheckOptions& o) {
   ASSIGN_OR_RETURN(const pb::Job job,
                    rundir::load_resolved({o.job_file, o.set}));
   if (o.here) return check_here(job, o);
-  if (o.json)
-    print_job_as_json(job);
-  else
-    fmt::print("{}", jobfile::to_toml(job));
-  return kExitOk;
+  return print_done(o.json, job_json(job), jobfile::to_toml(job));
 }
 
 // Becomes that program of remesh; returns only if that fails.
@@ -100,12 +94,8 @@ Examples:
       "defaults", "Print a job file with every key, its default and its help");
   defaults->footer("\nExample:\n  remesh job defaults > job.toml");
   add_json_option(defaults, &o->json);
-  defaults->callback([o] {
-    if (o->json)
-      print_job_as_json({});
-    else
-      fmt::print("{}", jobfile::commented_example());
-  });
+  defaults->callback(
+      [o] { print_done(o->json, job_json({}), jobfile::commented_example()); });
 }
 
 void add_clean(CLI::App* app, int* code) {

@@ -129,8 +129,7 @@ Result<KeyDone> allow_key(const KeyOptions& o) {
   });
   // `revoke` takes names.
   if (key.name == "coordinator" ||
-      std::any_of(keys.begin(), keys.end(),
-                  [&](const AllowedKey& k) { return k.name == key.name; }))
+      std::ranges::count(keys, key.name, &AllowedKey::name) > 0)
     return already_exists(fmt::format(
         "there is a key '{}' already; choose another name", key.name));
   keys.push_back(std::move(key));
@@ -158,9 +157,8 @@ Result<KeyDone> list_keys(const KeyOptions& o) {
                      {"name", k.name},
                      {"public", k.public_key},
                      {"workers", k.workers},
-                     {"expires", nullptr},
+                     {"expires", or_null(k.expires != 0, k.expires)},
                      {"good", good}});
-    if (k.expires != 0) array.back()["expires"] = k.expires;
   }
   out.json["keys"] = std::move(array);
   return out;
@@ -239,6 +237,8 @@ constexpr KeyVerb kKeyVerbs[] = {
 void declare(const KeyVerb& verb, CLI::App* c, KeyOptions* o) {
   const bool makes = verb.run == make_key;
   const bool describes = makes || verb.run == allow_key;
+  std::vector<std::string> roles = {"worker", "operator", "viewer", "join"};
+  if (makes) roles.insert(roles.begin(), "coordinator");
   if (describes)
     c->add_option("ROLE", o->role,
                   makes ? "coordinator (all keys of a new run), worker, "
@@ -246,11 +246,7 @@ void declare(const KeyVerb& verb, CLI::App* c, KeyOptions* o) {
                           "(admits workers: the secret of a batch job)"
                         : "worker, operator, viewer or join")
         ->required()
-        ->check(CLI::IsMember(
-            makes ? std::vector<std::string>{"coordinator", "worker",
-                                             "operator", "viewer", "join"}
-                  : std::vector<std::string>{"worker", "operator", "viewer",
-                                             "join"}));
+        ->check(CLI::IsMember(roles));
   if (verb.run != list_keys) {
     CLI::Option* name =
         c->add_option("NAME", o->name, "Name of the key")->required();
@@ -263,9 +259,7 @@ void declare(const KeyVerb& verb, CLI::App* c, KeyOptions* o) {
   if (verb.run == allow_key)
     c->add_option("PUBLIC", o->public_key, "Public key, or a file with it")
         ->required();
-  c->add_option("RUN", o->run,
-                "Run directory. Default: the run that is training, else the "
-                "newest in ./runs, else the one used last");
+  add_run_option(c, &o->run, "RUN", "Run directory");
   if (describes) {
     c->add_option("--workers", o->workers,
                   "Pattern of the worker names that it may use")
@@ -304,12 +298,8 @@ find them there. Others need --key FILE. SECURITY.md has the details.)");
     c->callback([o, code, run = verb.run] {
       const Status own = share_new_files(/*group=*/"");
       const Result<KeyDone> done = own.ok() ? run(*o) : own;
-      *code = exit_code(done.ok() ? Result<int>(kExitOk) : done.status());
-      if (!done.ok()) return;
-      if (o->json)
-        print_json(done->json);
-      else
-        fmt::print("{}\n", done->text);
+      *code = done.ok() ? print_done(o->json, done->json, done->text + "\n")
+                        : exit_code(done.status());
     });
   }
 }

@@ -113,13 +113,12 @@ Result<int> wait_for_run(const WaitOptions& o) {
     if (!now.ok() && monotonic_ms() - gone_since_ms > kGoneMs)
       return now.status();
   }
-  const int code = code_of(status, o.step);
   if (o.json)
     fmt::print("{}", status_json(status, facts_of_run(status)));
   else
     fmt::print("{}: {} at step {}\n", rundir::short_path(run),
                rundir::state_text(status.state()), status.step());
-  return code;
+  return code_of(status, o.step);
 }
 
 }  // namespace

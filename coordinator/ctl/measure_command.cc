@@ -11,8 +11,8 @@
 #include <thread>
 
 #include "coordinator/ctl/children.h"
-#include "coordinator/ctl/plan_parts.h"
 #include "coordinator/ctl/status_view.h"
+#include "coordinator/ctl/verbs.h"
 #include "parallel/jobfile/jobfile.h"
 #include "parallel/jobfile/local_cluster.h"
 #include "proto/base/machine.h"
@@ -116,19 +116,16 @@ Result<int> measure(const MeasureOptions& o) {
                                    program,
                                    "--out",
                                    fs::absolute(path).string()};
-  if (o.network_gb_per_s > 0) {
-    argv.emplace_back("--network");
-    argv.push_back(fmt::format("{}", o.network_gb_per_s));
-  }
+  if (o.network_gb_per_s > 0)
+    argv.insert(argv.end(),
+                {"--network", fmt::format("{}", o.network_gb_per_s)});
   RETURN_IF_ERROR(run_to_end(argv));
   pb::Cluster cluster;
   RETURN_IF_ERROR(jobfile::load_description(path, &cluster));
-  if (o.json)
-    print_json(
-        {{"file", path}, {"description", jobfile::description_text(cluster)}});
-  else
-    fmt::print("{}written to {}\n", measured_table(cluster), path);
-  return kExitOk;
+  return print_done(
+      o.json,
+      {{"file", path}, {"description", jobfile::description_text(cluster)}},
+      measured_table(cluster) + "written to " + path + "\n");
 }
 
 }  // namespace

@@ -45,13 +45,11 @@ Result<int> import_from_folder(const ModelOptions& o) {
   RETURN_IF_ERROR(done.status());
   const geometry::ModelConfig& c = model.config().model;
   const int64_t parameters = model.table().num_elements();
-  if (o.json)
-    print_json(
-        {{"path", done->path}, {"arch", c.arch}, {"parameters", parameters}});
-  else
-    fmt::print("{}: {} model of {} parameters\n", done->path, c.arch,
-               parameters);
-  return kExitOk;
+  return print_done(
+      o.json,
+      {{"path", done->path}, {"arch", c.arch}, {"parameters", parameters}},
+      fmt::format("{}: {} model of {} parameters\n", done->path, c.arch,
+                  parameters));
 }
 
 Result<int> export_to_folder(ModelOptions o) {
@@ -70,30 +68,28 @@ Result<int> export_to_folder(ModelOptions o) {
         [&](uint64_t now, uint64_t all) { bar.show(now, all); });
   }
   RETURN_IF_ERROR(done.status());
-  if (o.json)
-    print_json({{"path", out},
-                {"checkpoint", from},
-                {"step", done->step},
-                {"arch", done->model.arch},
-                {"parameters", done->parameters},
-                {"dtype", o.dtype},
-                {"bytes", done->bytes},
-                {"files", done->files}});
-  else
-    fmt::print("{}: {} model of {} parameters, step {}, {} in {} ({})\n", out,
-               done->model.arch, done->parameters, done->step,
-               format_bytes(done->bytes), plural(done->files, "file"), o.dtype);
-  return kExitOk;
+  return print_done(
+      o.json,
+      {{"path", out},
+       {"checkpoint", from},
+       {"step", done->step},
+       {"arch", done->model.arch},
+       {"parameters", done->parameters},
+       {"dtype", o.dtype},
+       {"bytes", done->bytes},
+       {"files", done->files}},
+      fmt::format("{}: {} model of {} parameters, step {}, {} in {} ({})\n",
+                  out, done->model.arch, done->parameters, done->step,
+                  format_bytes(done->bytes), plural(done->files, "file"),
+                  o.dtype));
 }
 
 void add_export(CLI::App* model, const std::shared_ptr<ModelOptions>& o,
                 int* code) {
   CLI::App* c = model->add_subcommand(
       "export", "Write the weights of a checkpoint in Hugging Face's format");
-  c->add_option("RUN_OR_CHECKPOINT", o->from,
-                "Run directory or one checkpoint, of any mesh. Default: the "
-                "run that is training, else the newest in ./runs, else the "
-                "one used last");
+  add_run_option(c, &o->from, "RUN_OR_CHECKPOINT",
+                 "Run directory or one checkpoint, of any mesh");
   c->add_option("--step", o->step,
                 "Step of the checkpoint. Default: the newest")
       ->check(CLI::Range(int64_t{0}, INT64_MAX));

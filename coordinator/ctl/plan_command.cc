@@ -4,7 +4,6 @@
 #include <memory>
 
 #include "coordinator/ctl/cluster_plan.h"
-#include "coordinator/ctl/plan_parts.h"
 #include "coordinator/ctl/plan_view.h"
 #include "coordinator/ctl/screen.h"
 #include "coordinator/ctl/verbs.h"
@@ -29,35 +28,32 @@ Result<std::string> on_hosts(PlanOptions o) {
   return plan_text(job, o);
 }
 
-Result<std::string> on_cluster(const ClusterPlanOptions& o) {
+Result<std::string> on_cluster(Options given) {
+  ClusterPlanOptions& o = given.cluster;
+  if (o.model.empty()) o.model = given.hosts.job_file;
+  o.set = given.hosts.set;
+  o.json = given.hosts.json;
+  if (!given.schedule.empty()) {
+    ASSIGN_OR_RETURN(o.limits.schedule,
+                     geometry::parse_schedule(given.schedule));
+  }
+  if (!given.recompute.empty()) {
+    ASSIGN_OR_RETURN(o.limits.recompute,
+                     geometry::parse_recompute(given.recompute));
+  }
   ASSIGN_OR_RETURN(const ClusterChoice cluster, find_cluster(o.cluster));
   ASSIGN_OR_RETURN(const ModelChoice model, find_model(o.model, o.set));
   return cluster_plan(o, model, cluster);
 }
 
-Result<int> plan(Options o) {
+Result<int> plan(const Options& o) {
   if (o.hosts.job_file.empty() == o.cluster.model.empty())
     return invalid_argument(
         "expected either a job file or --model (with --cluster and --gpus)");
-  Result<std::string> text = invalid_argument("");
-  if (o.cluster.cluster.empty()) {
-    text = on_hosts(o.hosts);
-  } else {
-    if (o.cluster.model.empty()) o.cluster.model = o.hosts.job_file;
-    o.cluster.set = o.hosts.set;
-    o.cluster.json = o.hosts.json;
-    if (!o.schedule.empty()) {
-      ASSIGN_OR_RETURN(o.cluster.limits.schedule,
-                       geometry::parse_schedule(o.schedule));
-    }
-    if (!o.recompute.empty()) {
-      ASSIGN_OR_RETURN(o.cluster.limits.recompute,
-                       geometry::parse_recompute(o.recompute));
-    }
-    text = on_cluster(o.cluster);
-  }
-  if (!text.ok()) return text.status();
-  fmt::print("{}", o.hosts.json ? *text : fold(*text, style_of_stdout().width));
+  ASSIGN_OR_RETURN(const std::string text, o.cluster.cluster.empty()
+                                               ? on_hosts(o.hosts)
+                                               : on_cluster(o));
+  fmt::print("{}", o.hosts.json ? text : fold(text, style_of_stdout().width));
   return kExitOk;
 }
 

@@ -271,32 +271,23 @@ Need processes_need(const PreflightOptions& o, const Ranks& r) {
 }
 
 // Limits that end a process with a signal, and no message.
-std::vector<Need> size_needs(const PreflightOptions& o, const Ranks& r) {
+std::vector<Need> size_needs(const Ranks& r) {
   std::vector<Need> out;
-  const uint64_t space = limit_of(RLIMIT_AS, /*hard=*/false);
-  if (space != UINT64_MAX) {
-    const uint64_t needed = r.most + kReservedBytes;
-    out.push_back({.what = "address space",
-                   .needed = format_bytes(needed),
-                   .here = format_bytes(space),
-                   .fatal = true});
-    if (space < needed)
-      out.back().problem =
-          "ranks would end with signal 11: ulimit -v unlimited";
-  }
-  const uint64_t file = limit_of(RLIMIT_FSIZE, /*hard=*/false);
-  if (file != UINT64_MAX) {
-    const uint64_t needed =
-        std::max({r.most, kRunFilesBytes,
-                  o.workers > 0 ? r.segments / std::max(1, r.count) : 0});
-    out.push_back({.what = "file size",
-                   .needed = format_bytes(needed),
-                   .here = format_bytes(file),
-                   .fatal = true});
-    if (file < needed)
-      out.back().problem =
-          "processes would end with signal 25: ulimit -f unlimited";
-  }
+  const auto add = [&](const char* what, int resource, uint64_t needed,
+                       const char* problem) {
+    const uint64_t limit = limit_of(resource, /*hard=*/false);
+    if (limit != UINT64_MAX)
+      out.push_back({.what = what,
+                     .needed = format_bytes(needed),
+                     .here = format_bytes(limit),
+                     .problem = limit < needed ? problem : "",
+                     .fatal = true});
+  };
+  add("address space", RLIMIT_AS, r.most + kReservedBytes,
+      "ranks would end with signal 11: ulimit -v unlimited");
+  add("file size", RLIMIT_FSIZE,
+      std::max({r.most, kRunFilesBytes, r.segments / std::max(1, r.count)}),
+      "processes would end with signal 25: ulimit -f unlimited");
   return out;
 }
 
@@ -367,7 +358,7 @@ std::vector<Need> look_ahead(const PreflightOptions& o) {
   if (o.workers > 0 && o.job.lora().rank() > 0) out.push_back(base_need(o.job));
   if (auto n = tokenizer_need(o.job)) out.push_back(std::move(*n));
   out.push_back(processes_need(o, r));
-  for (Need& n : size_needs(o, r)) out.push_back(std::move(n));
+  for (Need& n : size_needs(r)) out.push_back(std::move(n));
   if (o.workers == 0) return out;
   if (!r.problem.empty()) {
     out.push_back(
@@ -376,25 +367,25 @@ std::vector<Need> look_ahead(const PreflightOptions& o) {
              plural(int64_t{o.workers} * o.slots_per_worker, "slot") + " here",
          .problem = r.problem});
   } else {
-    out.push_back({.what = "mesh", .needed = r.mesh, .here = ""});
-    Need memory{.what = "memory",
-                .needed = fmt::format("{} for {}", format_bytes(r.memory),
-                                      plural(r.count, "rank")),
-                .here = format_bytes(available_memory()) + " available"};
-    if (r.memory + r.segments > available_memory())
-      memory.problem =
-          "ranks may be ended for lack of memory: use fewer, or "
-          "see `remesh plan` for what a rank needs";
-    out.push_back(std::move(memory));
+    out.push_back({.what = "mesh", .needed = r.mesh});
+    const uint64_t available = available_memory();
+    out.push_back(
+        {.what = "memory",
+         .needed = fmt::format("{} for {}", format_bytes(r.memory),
+                               plural(r.count, "rank")),
+         .here = format_bytes(available) + " available",
+         .problem = r.memory + r.segments > available
+                        ? "ranks may be ended for lack of memory: use fewer, "
+                          "or see `remesh plan` for what a rank needs"
+                        : ""});
     if (o.job.elastic().keep_state()) out.push_back(shm_need(o, r));
-    Need cores{.what = "cores",
-               .needed = plural(r.threads, "thread"),
-               .here = fmt::format("{}", usable_cores())};
-    if (r.threads > usable_cores())
-      cores.problem =
-          "threads share cores, which slows every step: use fewer "
-          "slots or set train.threads";
-    out.push_back(std::move(cores));
+    out.push_back({.what = "cores",
+                   .needed = plural(r.threads, "thread"),
+                   .here = fmt::format("{}", usable_cores()),
+                   .problem = r.threads > usable_cores()
+                                  ? "threads share cores, which slows every "
+                                    "step: use fewer slots or set train.threads"
+                                  : ""});
   }
   out.push_back(scratch_need());
   if (!loopback_is_up())

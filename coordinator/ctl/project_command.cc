@@ -8,9 +8,9 @@
 #include <nlohmann/json.hpp>
 
 #include "coordinator/ctl/cluster_plan.h"
-#include "coordinator/ctl/plan_parts.h"
 #include "coordinator/ctl/render.h"
 #include "coordinator/ctl/status_view.h"
+#include "coordinator/ctl/verbs.h"
 #include "parallel/planner/collective.h"
 #include "parallel/planner/projection.h"
 #include "proto/base/json_output.h"

@@ -5,7 +5,6 @@
 #include <algorithm>
 #include <cctype>
 #include <cmath>
-#include <string_view>
 
 #include "coordinator/rundir/lines.h"
 #include "coordinator/rundir/run_dir.h"
@@ -60,6 +59,87 @@ std::string failure_event(const pb::EventRecord& e) {
   return out;
 }
 
+std::string sentence_of(const pb::EventRecord& e) {
+  if (e.event() == events::kMesh) return mesh_event(e);
+  if (e.event() == events::kFailure) return failure_event(e);
+  const std::string worker = "worker " + e.worker();
+  const std::string where =
+      (e.worker().empty() ? "" : worker + " of ") + "host " + e.host();
+  const std::pair<const events::EventKind*, std::string> sentences[] = {
+      {&events::kWorkerJoined, worker + " joined"},
+      {&events::kWorkerBack, worker + " returned"},
+      {&events::kWorkerLeft, worker + " left"},
+      {&events::kWorkerLeaving, worker + " is leaving"},
+      {&events::kWorkerLost, worker + " lost"},
+      {&events::kDrain, "draining " + worker},
+      {&events::kHostCordoned, where + " cordoned"},
+      {&events::kHostUncordoned, where + " used again"},
+      {&events::kMeshAsked, "mesh requested"},
+      {&events::kScaleAsked, "slot limit changed"},
+      {&events::kMeshReleased, "requested mesh released"},
+      {&events::kTraining,
+       fmt::format("training resumed on {} after {}",
+                   rundir::mesh_text(e.mesh()), format_duration(e.seconds()))},
+      {&events::kStepSkipped, fmt::format("step {} made no update", e.step())},
+      {&events::kGenerationEnded,
+       fmt::format("generation {} stopped cleanly", e.generation())},
+      {&events::kCheckpoint,
+       fmt::format("checkpoint of step {} saved", e.step())},
+      {&events::kCheckpointFailed, "checkpoint not saved"},
+      {&events::kCheckpointDamaged, "unusable checkpoint skipped"},
+      // For slots, or for a worker that holds the newest state.
+      {&events::kWaiting, "waiting"},
+      {&events::kWaitingForState, "waiting"},
+      {&events::kWaitingForRoom, "waiting for room"},
+      {&events::kStopRequested, "stop requested"},
+      {&events::kStopDeclined, "not stopped"},
+      {&events::kJobDone, fmt::format("done at step {}", e.step())},
+      {&events::kJobStopped, fmt::format("stopped at step {}", e.step())},
+      {&events::kJobFailed, "the job failed"}};
+  const bool ended = events::outcome_of(e.event()) != pb::JobStatus::UNKNOWN;
+  const std::string why =
+      after_colon(e.cause()) +
+      after_colon(ended ? rundir::end_detail(e) : e.detail());
+  for (const auto& [kind, sentence] : sentences)
+    if (e.event() == *kind) return sentence + why;
+  std::string name = e.event();
+  std::replace(name.begin(), name.end(), '_', ' ');
+  return name + (e.worker().empty() ? "" : " " + e.worker()) + why;
+}
+
+// A byte that does not continue a character of UTF-8.
+bool begins_character(char c) {
+  return (static_cast<unsigned char>(c) & 0xc0) != 0x80;
+}
+
+std::string fold_line(std::string_view line, size_t columns) {
+  std::string out;
+  size_t column = 0, indent = line.find_first_not_of(' ') + 2;
+  bool second = false;  // whether its second column was seen
+  for (bool begun = false; !line.empty(); begun = true) {
+    const size_t gap = std::min(line.find_first_not_of(' '), line.size());
+    line.remove_prefix(gap);
+    // A command at the end stays in one piece, to be copied.
+    const bool command = out.ends_with(':') && line.starts_with("remesh");
+    const std::string_view word =
+        command ? line : line.substr(0, line.find(' '));
+    line.remove_prefix(word.size());
+    if (begun && gap > 1 && !std::exchange(second, true) &&
+        column + gap <= columns / 2)
+      indent = column + gap;
+    if (begun && column + gap + display_width(word) > columns) {
+      out += "\n" + std::string(indent, ' ');
+      column = indent;
+    } else {
+      out += std::string(gap, ' ');
+      column += gap;
+    }
+    out += word;
+    column += display_width(word);
+  }
+  return out;
+}
+
 }  // namespace
 
 std::string toned(const std::string& text, Tone tone, const Style& style) {
@@ -109,58 +189,6 @@ std::string step_line(const pb::StepMetrics& m, int64_t steps, int width) {
       return out;
   }
 }
-
-namespace {
-
-std::string sentence_of(const pb::EventRecord& e) {
-  if (e.event() == events::kMesh) return mesh_event(e);
-  if (e.event() == events::kFailure) return failure_event(e);
-  const std::string worker = "worker " + e.worker();
-  const std::string where =
-      (e.worker().empty() ? "" : worker + " of ") + "host " + e.host();
-  const std::pair<const events::EventKind*, std::string> sentences[] = {
-      {&events::kWorkerJoined, worker + " joined"},
-      {&events::kWorkerBack, worker + " returned"},
-      {&events::kWorkerLeft, worker + " left"},
-      {&events::kWorkerLeaving, worker + " is leaving"},
-      {&events::kWorkerLost, worker + " lost"},
-      {&events::kDrain, "draining " + worker},
-      {&events::kHostCordoned, where + " cordoned"},
-      {&events::kHostUncordoned, where + " used again"},
-      {&events::kMeshAsked, "mesh requested"},
-      {&events::kScaleAsked, "slot limit changed"},
-      {&events::kMeshReleased, "requested mesh released"},
-      {&events::kTraining,
-       fmt::format("training resumed on {} after {}",
-                   rundir::mesh_text(e.mesh()), format_duration(e.seconds()))},
-      {&events::kStepSkipped, fmt::format("step {} made no update", e.step())},
-      {&events::kGenerationEnded,
-       fmt::format("generation {} stopped cleanly", e.generation())},
-      {&events::kCheckpoint,
-       fmt::format("checkpoint of step {} saved", e.step())},
-      {&events::kCheckpointFailed, "checkpoint not saved"},
-      {&events::kCheckpointDamaged, "unusable checkpoint skipped"},
-      // For slots, or for a worker that holds the newest state.
-      {&events::kWaiting, "waiting"},
-      {&events::kWaitingForState, "waiting"},
-      {&events::kWaitingForRoom, "waiting for room"},
-      {&events::kStopRequested, "stop requested"},
-      {&events::kStopDeclined, "not stopped"},
-      {&events::kJobDone, fmt::format("done at step {}", e.step())},
-      {&events::kJobStopped, fmt::format("stopped at step {}", e.step())},
-      {&events::kJobFailed, "the job failed"}};
-  const bool ended = events::outcome_of(e.event()) != pb::JobStatus::UNKNOWN;
-  const std::string why =
-      after_colon(e.cause()) +
-      after_colon(ended ? rundir::end_detail(e) : e.detail());
-  for (const auto& [kind, sentence] : sentences)
-    if (e.event() == *kind) return sentence + why;
-  std::string name = e.event();
-  std::replace(name.begin(), name.end(), '_', ' ');
-  return name + (e.worker().empty() ? "" : " " + e.worker()) + why;
-}
-
-}  // namespace
 
 std::string event_text(const pb::EventRecord& e) {
   return limits::printable(sentence_of(e), std::string::npos);
@@ -212,24 +240,7 @@ std::string progress_line(const Progress& p, const Style& style) {
   return "[" + out + "]" + tail;
 }
 
-namespace {
-
-// A byte that does not continue a character of UTF-8.
-bool begins_character(char c) {
-  return (static_cast<unsigned char>(c) & 0xc0) != 0x80;
-}
-
-}  // namespace
-
-size_t display_width(const std::string& text) {
-  return static_cast<size_t>(
-      std::count_if(text.begin(), text.end(), begins_character));
-}
-
-namespace {
-
-// As display_width(), but escape sequences take no room.
-size_t shown_width(std::string_view text) {
+size_t display_width(std::string_view text) {
   size_t width = 0;
   bool escape = false;
   for (const char c : text) {
@@ -241,43 +252,13 @@ size_t shown_width(std::string_view text) {
   return width;
 }
 
-std::string fold_line(std::string_view line, size_t columns) {
-  std::string out;
-  size_t column = 0, indent = line.find_first_not_of(' ') + 2;
-  bool second = false;  // whether its second column was seen
-  for (bool begun = false; !line.empty(); begun = true) {
-    const size_t gap = std::min(line.find_first_not_of(' '), line.size());
-    line.remove_prefix(gap);
-    // A command at the end stays in one piece, to be copied.
-    const bool command = out.ends_with(':') && line.starts_with("remesh");
-    const std::string_view word =
-        command ? line : line.substr(0, line.find(' '));
-    line.remove_prefix(word.size());
-    if (begun && gap > 1 && !std::exchange(second, true) &&
-        column + gap <= columns / 2)
-      indent = column + gap;
-    if (begun && column + gap + shown_width(word) > columns) {
-      out += "\n" + std::string(indent, ' ');
-      column = indent;
-    } else {
-      out += std::string(gap, ' ');
-      column += gap;
-    }
-    out += word;
-    column += shown_width(word);
-  }
-  return out;
-}
-
-}  // namespace
-
 std::string fold(const std::string& text, int columns) {
   if (columns <= 0) return text;
   std::string out;
   for (size_t at = 0; at < text.size();) {
     const size_t end = std::min(text.find('\n', at), text.size());
     const std::string_view line = std::string_view(text).substr(at, end - at);
-    out += shown_width(line) <= static_cast<size_t>(columns)
+    out += display_width(line) <= static_cast<size_t>(columns)
                ? std::string(line)
                : fold_line(line, static_cast<size_t>(columns));
     if (end < text.size()) out += '\n';

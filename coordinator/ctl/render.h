@@ -4,6 +4,7 @@
 
 #include <cstdint>
 #include <string>
+#include <string_view>
 #include <utility>
 #include <vector>
 
@@ -51,8 +52,9 @@ std::vector<std::string> loss_curve(
     const std::vector<std::pair<int64_t, double>>& points, int width,
     int height, bool unicode);
 
-// Columns that a terminal needs for a UTF-8 text (one per code point).
-size_t display_width(const std::string& text);
+// Columns that a terminal needs for a UTF-8 text: one per code point, none for
+// escape sequences.
+size_t display_width(std::string_view text);
 
 // The text with each line of more than `columns` columns (0: none) continued on
 // further lines, indented to its second column if that begins in the left half.

@@ -42,6 +42,10 @@
 namespace remesh::ctl {
 namespace {
 
+void print_lines(const std::vector<std::string>& lines) {
+  for (const std::string& line : lines) print_error(line + "\n");
+}
+
 // The shell of the Supervisor: owns the processes, the screen and the clock.
 class RunJob {
  public:
@@ -91,20 +95,14 @@ class RunJob {
                                fmt::join(left, ", ")));
     follower_->poll(monotonic_ms(), unix_seconds());
     screen_.bottom("");
-    if (supervisor_.failed_to_start()) {
-      tell_failed_start();
-      return code;
-    }
-    summarize(code);
+    if (!supervisor_.failed_to_start())
+      summarize(code);
+    else
+      print_lines(coordinator_output_.lines());
     return code;
   }
 
  private:
-  void tell_failed_start() {
-    for (const std::string& line : coordinator_output_.lines())
-      print_error(line + "\n");
-  }
-
   // ------------------------------------------------------------------ events
 
   void dispatch(const Event& event) {
@@ -161,9 +159,8 @@ class RunJob {
     const bool has_job = !a.resume;
     if (!options_.job_file.empty() && !has_job)
       argv.push_back(options_.job_file);
-    if (!options_.advertise.empty()) {
+    if (!options_.advertise.empty())
       argv.insert(argv.end(), {"--advertise", options_.advertise});
-    }
     if (options_.resume && a.resume) argv.push_back("--resume");
     if (options_.accept_edits && !has_job) argv.push_back("--accept-edits");
     argv.push_back(options_.no_auth ? "--no-auth" : "--make-keys");
@@ -211,9 +208,7 @@ class RunJob {
   void perform(const KillAll&) { children_.kill_all(); }
 
   void perform(const SendStop&) {
-    pb::Command command;
-    command.set_kind(pb::Command::STOP);
-    stopper_.send(command);
+    stopper_.send(command_of(pb::Command::STOP));
   }
 
   void perform(const PrintWelcome&) {
@@ -407,8 +402,7 @@ Result<int> run_job(RunOptions options) {
       if (*code == kExitOk)
         print_detached(options, opened.run, needs, *detached);
       else
-        for (const std::string& line : detached->output())
-          print_error(line + "\n");
+        print_lines(detached->output());
       return *code;
     }
   }

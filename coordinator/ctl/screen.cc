@@ -1,6 +1,5 @@
 #include "coordinator/ctl/screen.h"
 
-#include <fmt/format.h>
 #include <poll.h>
 #include <sys/ioctl.h>
 #include <termios.h>
@@ -40,22 +39,7 @@ bool locale_is_utf8() {
   return false;
 }
 
-}  // namespace
-
-TerminalSize terminal_size() {
-  winsize size{};
-  if (ioctl(STDOUT_FILENO, TIOCGWINSZ, &size) != 0 || size.ws_col == 0)
-    return {};
-  return {.rows = size.ws_row, .columns = size.ws_col};
-}
-
-struct Keys::Saved {
-  termios mode;
-};
-
-namespace {
-
-termios g_mode;  // of the terminal before
+termios g_mode;  // of the terminal, before Keys
 
 void restore_and_die(int signal) {
   tcsetattr(STDIN_FILENO, TCSANOW, &g_mode);
@@ -65,26 +49,32 @@ void restore_and_die(int signal) {
 
 }  // namespace
 
+TerminalSize terminal_size() {
+  winsize size{};
+  if (ioctl(STDOUT_FILENO, TIOCGWINSZ, &size) != 0 || size.ws_col == 0)
+    return {};
+  return {.rows = size.ws_row, .columns = size.ws_col};
+}
+
 Keys::Keys() {
-  termios mode{};
-  if (isatty(STDIN_FILENO) != 1 || tcgetattr(STDIN_FILENO, &mode) != 0) return;
-  saved_ = std::make_unique<Saved>(Saved{mode});
-  g_mode = mode;
+  reads_ = isatty(STDIN_FILENO) == 1 && tcgetattr(STDIN_FILENO, &g_mode) == 0;
+  if (!reads_) return;
   for (const int signal : {SIGTERM, SIGHUP})
     std::signal(signal, restore_and_die);
+  termios mode = g_mode;
   mode.c_lflag &= ~static_cast<tcflag_t>(ICANON | ECHO | ISIG);
   tcsetattr(STDIN_FILENO, TCSANOW, &mode);
 }
 
 Keys::~Keys() {
-  if (saved_ != nullptr) tcsetattr(STDIN_FILENO, TCSANOW, &saved_->mode);
+  if (reads_) tcsetattr(STDIN_FILENO, TCSANOW, &g_mode);
 }
 
 char Keys::wait(int timeout_ms) {
   pollfd input{.fd = STDIN_FILENO, .events = POLLIN, .revents = 0};
   char key = 0;
   // Without a terminal, stdin may be closed: then only the time passes.
-  if (poll(&input, saved_ != nullptr ? 1 : 0, timeout_ms) == 1 &&
+  if (poll(&input, reads_ ? 1 : 0, timeout_ms) == 1 &&
       read(STDIN_FILENO, &key, 1) != 1)
     return '\x03';
   return key;

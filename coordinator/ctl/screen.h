@@ -2,7 +2,6 @@
 // bottom that is redrawn. Threads: one.
 #pragma once
 
-#include <memory>
 #include <string>
 
 #include "coordinator/ctl/render.h"
@@ -32,8 +31,7 @@ class Keys {
   char wait(int timeout_ms);
 
  private:
-  struct Saved;
-  std::unique_ptr<Saved> saved_;  // null: stdin is no terminal
+  bool reads_ = false;  // stdin is a terminal
 };
 
 class Screen {

@@ -41,16 +41,14 @@ std::vector<pb::EventRecord> events_of(const std::vector<std::string>& lines) {
 Result<int> show(const StatusOptions& o, bool clear) {
   const Style style = style_of_stdout();
   ASSIGN_OR_RETURN(const Target target, find_target(o.run));
-  const auto answer = send_command(target, status_request());
+  const auto answer = send_command(target, command_of(pb::Command::STATUS));
   if (!answer.ok() && target.run_dir.empty()) return answer.status();
   const pb::JobStatus status =
       answer.ok() ? *answer : status_of_files(target.run_dir);
-  std::string text;
-  if (o.json) {
-    text = status_json(status, facts_of_run(status));
-  } else {
-    text = fold(status_text(status, facts_of_run(status), style), style.width);
-  }
+  const RunFacts facts = facts_of_run(status);
+  std::string text = o.json
+                         ? status_json(status, facts)
+                         : fold(status_text(status, facts, style), style.width);
   if (clear) {
     const TerminalSize size = terminal_size();
     text = "\x1b[H\x1b[J" + fit(text, size.columns, size.rows,

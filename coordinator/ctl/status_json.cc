@@ -55,17 +55,15 @@ Json rank_json(const pb::RankStatus& r, const std::string& host) {
   if (r.has_predicted())
     j["predicted_memory"] = memory_json(memory_of(r.predicted()));
   if (!r.error().empty()) j["error"] = r.error();
-  if (!r.checkpoint_error().empty()) {
+  if (!r.checkpoint_error().empty())
     j["checkpoint_error"] = r.checkpoint_error();
-  }
   return j;
 }
 
 Json worker_json(const pb::WorkerStatus& w) {
   Json ranks = Json::array();
-  for (const pb::RankStatus& r : w.ranks()) {
+  for (const pb::RankStatus& r : w.ranks())
     ranks.push_back(rank_json(r, w.host()));
-  }
   return Json{{"name", w.name()},
               {"host", w.host()},
               {"pid", w.pid()},
@@ -166,13 +164,11 @@ std::string status_json(const pb::JobStatus& s, const RunFacts& facts) {
   for (const pb::JobStatus::Problem& p : s.problems())
     j["problems"].push_back(problem_text(p));
   j["workers"] = Json::array();
-  for (const pb::WorkerStatus& w : s.workers()) {
+  for (const pb::WorkerStatus& w : s.workers())
     j["workers"].push_back(worker_json(w));
-  }
   j["events"] = Json::array();
-  for (const pb::EventRecord& e : s.events()) {
+  for (const pb::EventRecord& e : s.events())
     j["events"].push_back(Json::parse(rundir::event_line(e)));
-  }
   return json_output(j);
 }
 

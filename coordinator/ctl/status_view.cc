@@ -83,8 +83,7 @@ std::string memory_table(const pb::JobStatus& s) {
       if (!r.exited() && (r.has_memory() || r.has_predicted()))
         ranks.push_back(&r);
   if (ranks.empty()) return "";
-  std::sort(ranks.begin(), ranks.end(),
-            [](const auto* a, const auto* b) { return a->rank() < b->rank(); });
+  std::ranges::sort(ranks, {}, &pb::RankStatus::rank);
   std::vector<std::vector<std::string>> rows = {
       {"rank", "weights", "grads", "optim", "activ", "buf", "total", "pred",
        "rss", "comm", "bubble"}};
@@ -136,100 +135,6 @@ std::string waiting_text(const pb::JobStatus& s) {
   if (!bubble.empty()) parts.push_back("bubble" + bubble);
   return join(parts);
 }
-
-}  // namespace
-
-std::string settings_text(const pb::Parallel& parallel,
-                          const std::string& recompute, int64_t recompute_every,
-                          const pb::Mesh& mesh) {
-  std::vector<std::string> parts = {
-      fmt::format("ZeRO {}", parallel.zero_stage())};
-  if (parallel.zero_stage() > 0 && parallel.zero_shard_group() > 0)
-    parts[0] += fmt::format(" in groups of {}", parallel.zero_shard_group());
-  if (mesh.pp() > 1) {
-    parts.push_back(parallel.pipeline_schedule());
-    if (parallel.pipeline_chunks() > 1)
-      parts.back() += fmt::format(" of {} chunks", parallel.pipeline_chunks());
-  }
-  parts.push_back(recompute == "none" ? "no recomputation"
-                                      : "recompute " + recompute);
-  if (recompute != "none" && recompute_every > 1)
-    parts.back() += fmt::format(" every {} layers", recompute_every);
-  return join(parts);
-}
-
-std::string problem_text(const pb::JobStatus::Problem& p) {
-  return p.has_seconds()
-             ? fmt::format("{}, for {}", p.text(), format_duration(p.seconds()))
-             : p.text();
-}
-
-std::string table(std::vector<std::vector<std::string>> rows) {
-  std::vector<size_t> widths;
-  for (auto& row : rows) {
-    for (std::string& cell : row)
-      cell = limits::printable(cell, std::string::npos);
-    widths.resize(std::max(widths.size(), row.size()));
-    for (size_t i = 0; i < row.size(); ++i) {
-      widths[i] = std::max(widths[i], display_width(row[i]));
-    }
-  }
-  std::string out;
-  for (const auto& row : rows) {
-    std::string line = " ";
-    for (size_t i = 0; i < row.size(); ++i) {
-      line += " " + row[i] +
-              std::string(widths[i] - display_width(row[i]) + 1, ' ');
-    }
-    line.erase(line.find_last_not_of(' ') + 1);
-    out += line + "\n";
-  }
-  return out;
-}
-
-std::string bytes_text(uint64_t bytes) {
-  const double mib = static_cast<double>(bytes) / (1 << 20);
-  if (mib < 9.95) return fmt::format("{:.1f}M", mib);
-  if (mib < 1023.5) return fmt::format("{:.0f}M", mib);
-  return fmt::format("{:.1f}G", mib / 1024);
-}
-
-std::string events_text(const pb::JobStatus& s, const Style& style) {
-  std::string out;
-  for (int i = std::max(0, s.events_size() - kShownEvents); i < s.events_size();
-       ++i) {
-    const pb::EventRecord& e = s.events(i);
-    out += "  " + rundir::date_text(e.time()) + "  " +
-           toned(event_text(e), events::tone_of(e.event()), style) + "\n";
-  }
-  return out;
-}
-
-RunFacts facts_of(const std::vector<pb::StepMetrics>& metrics,
-                  const std::vector<pb::EventRecord>& events, int64_t steps,
-                  double now) {
-  RunFacts out{.now = now};
-  // A pause between two coordinators is no step.
-  double since = 0;
-  for (const pb::EventRecord& e : events)
-    if (e.event() == events::kCoordinatorStarted ||
-        e.event() == events::kCoordinatorRestarted)
-      since = e.time();
-  Pace pace;
-  for (const pb::StepMetrics& m : metrics) {
-    if (m.time() >= since) pace.step(m.step(), m.time());
-    if (m.has_val_loss()) out.validated = m;
-  }
-  out.left_s = pace.left_s(steps, now);
-  for (const pb::EventRecord& e : events) {
-    if (e.event() == events::kCheckpoint) out.checkpoint = e;
-    if (e.event() == events::kCoordinatorStarted && out.began == 0)
-      out.began = e.time();
-  }
-  return out;
-}
-
-namespace {
 
 std::string mesh_row(const pb::JobStatus& s, bool lives) {
   if (!lives)
@@ -304,7 +209,96 @@ std::string last_step_row(const pb::StepMetrics& m) {
                      short_number(m.tokens_per_s()), m.step_s());
 }
 
+std::string events_text(const pb::JobStatus& s, const Style& style) {
+  std::string out;
+  for (int i = std::max(0, s.events_size() - kShownEvents); i < s.events_size();
+       ++i) {
+    const pb::EventRecord& e = s.events(i);
+    out += "  " + rundir::date_text(e.time()) + "  " +
+           toned(event_text(e), events::tone_of(e.event()), style) + "\n";
+  }
+  return out;
+}
+
 }  // namespace
+
+std::string settings_text(const pb::Parallel& parallel,
+                          const std::string& recompute, int64_t recompute_every,
+                          const pb::Mesh& mesh) {
+  std::vector<std::string> parts = {
+      fmt::format("ZeRO {}", parallel.zero_stage())};
+  if (parallel.zero_stage() > 0 && parallel.zero_shard_group() > 0)
+    parts[0] += fmt::format(" in groups of {}", parallel.zero_shard_group());
+  if (mesh.pp() > 1) {
+    parts.push_back(parallel.pipeline_schedule());
+    if (parallel.pipeline_chunks() > 1)
+      parts.back() += fmt::format(" of {} chunks", parallel.pipeline_chunks());
+  }
+  parts.push_back(recompute == "none" ? "no recomputation"
+                                      : "recompute " + recompute);
+  if (recompute != "none" && recompute_every > 1)
+    parts.back() += fmt::format(" every {} layers", recompute_every);
+  return join(parts);
+}
+
+std::string problem_text(const pb::JobStatus::Problem& p) {
+  return p.has_seconds()
+             ? fmt::format("{}, for {}", p.text(), format_duration(p.seconds()))
+             : p.text();
+}
+
+std::string table(std::vector<std::vector<std::string>> rows) {
+  std::vector<size_t> widths;
+  for (auto& row : rows) {
+    for (std::string& cell : row)
+      cell = limits::printable(cell, std::string::npos);
+    widths.resize(std::max(widths.size(), row.size()));
+    for (size_t i = 0; i < row.size(); ++i)
+      widths[i] = std::max(widths[i], display_width(row[i]));
+  }
+  std::string out;
+  for (const auto& row : rows) {
+    std::string line = " ";
+    for (size_t i = 0; i < row.size(); ++i) {
+      line += " " + row[i] +
+              std::string(widths[i] - display_width(row[i]) + 1, ' ');
+    }
+    line.erase(line.find_last_not_of(' ') + 1);
+    out += line + "\n";
+  }
+  return out;
+}
+
+std::string bytes_text(uint64_t bytes) {
+  const double mib = static_cast<double>(bytes) / (1 << 20);
+  if (mib < 9.95) return fmt::format("{:.1f}M", mib);
+  if (mib < 1023.5) return fmt::format("{:.0f}M", mib);
+  return fmt::format("{:.1f}G", mib / 1024);
+}
+
+RunFacts facts_of(const std::vector<pb::StepMetrics>& metrics,
+                  const std::vector<pb::EventRecord>& events, int64_t steps,
+                  double now) {
+  RunFacts out{.now = now};
+  // A pause between two coordinators is no step.
+  double since = 0;
+  for (const pb::EventRecord& e : events)
+    if (e.event() == events::kCoordinatorStarted ||
+        e.event() == events::kCoordinatorRestarted)
+      since = e.time();
+  Pace pace;
+  for (const pb::StepMetrics& m : metrics) {
+    if (m.time() >= since) pace.step(m.step(), m.time());
+    if (m.has_val_loss()) out.validated = m;
+  }
+  out.left_s = pace.left_s(steps, now);
+  for (const pb::EventRecord& e : events) {
+    if (e.event() == events::kCheckpoint) out.checkpoint = e;
+    if (e.event() == events::kCoordinatorStarted && out.began == 0)
+      out.began = e.time();
+  }
+  return out;
+}
 
 std::string state_text(const pb::JobStatus& s) {
   if (s.wait_reason() == pb::JobStatus::NOTHING)

@@ -31,8 +31,6 @@ std::string bytes_text(uint64_t bytes);
 // Aligned columns, two spaces apart, indented by two.
 std::string table(std::vector<std::vector<std::string>> rows);
 
-// The newest events, one per line.
-std::string events_text(const pb::JobStatus& s, const Style& style);
 // What the files of a run add to what its coordinator says.
 struct RunFacts {
   double now = 0;      // unix seconds; 0: unknown, shows no time

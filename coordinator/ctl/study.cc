@@ -296,16 +296,18 @@ Result<Study> evaluate_study(const std::string& text,
   return Evaluation(file).run().with_context(where);
 }
 
+std::vector<std::string> StudyFigure::row() const {
+  return {text, fmt::format("{:g}", published), fmt::format("{:.4g}", ours),
+          unit,
+          fmt::format("{:+.1f} {}", error(), is_difference ? "points" : "%")};
+}
+
 std::string study_text(const Study& s) {
   std::string out = fmt::format("{}\n{}\n", s.title, s.source);
   if (!s.note.empty()) out += s.note + "\n";
   std::vector<std::vector<std::string>> rows = {
       {"figure", "published", "ours", "unit", "error"}};
-  for (const StudyFigure& f : s.figures)
-    rows.push_back({f.text, fmt::format("{:g}", f.published),
-                    fmt::format("{:.4g}", f.ours), f.unit,
-                    fmt::format("{:+.1f} {}", f.error(),
-                                f.is_difference ? "points" : "%")});
+  for (const StudyFigure& f : s.figures) rows.push_back(f.row());
   out += "\n" + table(std::move(rows));
   rows = {{"claim", "ours", "holds"}};
   size_t held = 0;

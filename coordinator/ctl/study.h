@@ -30,6 +30,8 @@ struct StudyFigure {
   double error() const {
     return is_difference ? ours - published : 100 * (ours / published - 1);
   }
+  // In tables: text, published, ours, unit, error.
+  std::vector<std::string> row() const;
 };
 
 struct StudyClaim {

@@ -4,8 +4,8 @@
 #include <memory>
 
 #include "coordinator/ctl/descriptions.h"
-#include "coordinator/ctl/plan_parts.h"
 #include "coordinator/ctl/study.h"
+#include "coordinator/ctl/verbs.h"
 #include "parallel/jobfile/jobfile.h"
 #include "proto/base/file_system.h"
 

@@ -4,6 +4,7 @@
 #include <algorithm>
 #include <cmath>
 #include <limits>
+#include <map>
 
 #include "coordinator/ctl/study.h"
 
@@ -19,19 +20,11 @@ constexpr const char* kColors[] = {"#2f6fde", "#d9602b", "#1f9d73",
 const char* color(size_t i) { return kColors[i % std::size(kColors)]; }
 
 std::string escaped(const std::string& text) {
+  static const std::map<char, std::string> kNames = {
+      {'&', "&amp;"}, {'<', "&lt;"}, {'>', "&gt;"}, {'"', "&quot;"}};
   std::string out;
-  for (const char c : text) {
-    if (c == '&')
-      out += "&amp;";
-    else if (c == '<')
-      out += "&lt;";
-    else if (c == '>')
-      out += "&gt;";
-    else if (c == '"')
-      out += "&quot;";
-    else
-      out += c;
-  }
+  for (const char c : text)
+    out += kNames.contains(c) ? kNames.at(c) : std::string(1, c);
   return out;
 }
 
@@ -265,12 +258,7 @@ std::string study_page(const Study& s) {
   if (!s.figures.empty()) {
     out += "<h2>Published figures beside the planner's</h2>\n<table>\n" +
            cells({"figure", "published", "planner", "unit", "error"}, "th");
-    for (const StudyFigure& f : s.figures)
-      out += cells({f.text, fmt::format("{:g}", f.published),
-                    fmt::format("{:.4g}", f.ours), f.unit,
-                    fmt::format("{:+.1f} {}", f.error(),
-                                f.is_difference ? "points" : "%")},
-                   "td");
+    for (const StudyFigure& f : s.figures) out += cells(f.row(), "td");
     out += "</table>\n";
   }
   if (!s.claims.empty()) {

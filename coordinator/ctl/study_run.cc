@@ -2,7 +2,6 @@
 
 #include <fmt/format.h>
 
-#include <functional>
 #include <utility>
 #include <vector>
 
@@ -96,34 +95,24 @@ double megatron_flops(const planner::Plan& p) {
           3 * planner::vocabulary_elements(s, one));
 }
 
-template <typename T>
-Result<const T*> remembered(std::map<std::string, T>* known,
-                            const std::string& name,
-                            const std::function<Result<T>()>& find) {
-  if (const auto it = known->find(name); it != known->end()) return &it->second;
-  ASSIGN_OR_RETURN(T found, find());
-  return &known->emplace(name, std::move(found)).first->second;
-}
-
 }  // namespace
 
 Result<StudyRun> StudyRuns::predict(const json& object) {
   JsonReader s(object, "");
   const std::string cluster_name = s.text("cluster", "");
   const std::string model_name = s.text("model", "");
-  ASSIGN_OR_RETURN(const ClusterChoice* cluster,
-                   remembered<ClusterChoice>(&clusters_, cluster_name, [&] {
-                     return find_cluster(cluster_name);
-                   }));
-  ASSIGN_OR_RETURN(const ModelChoice* model,
-                   remembered<ModelChoice>(&models_, model_name, [&] {
-                     return find_model(model_name, {});
-                   }));
+  if (!clusters_.contains(cluster_name)) {
+    ASSIGN_OR_RETURN(clusters_[cluster_name], find_cluster(cluster_name));
+  }
+  if (!models_.contains(model_name)) {
+    ASSIGN_OR_RETURN(models_[model_name], find_model(model_name, {}));
+  }
+  const pb::Cluster& cluster = clusters_.at(cluster_name).cluster;
   StudyRun out{.plan = {},
-               .busy_w = cluster->cluster.device().busy_w(),
-               .idle_w = cluster->cluster.device().idle_w()};
-  SearchRequest q{.machine = planner::machine_of(cluster->cluster),
-                  .model = model->model};
+               .busy_w = cluster.device().busy_w(),
+               .idle_w = cluster.device().idle_w()};
+  SearchRequest q{.machine = planner::machine_of(cluster),
+                  .model = models_.at(model_name).model};
   q.devices = count(&s, "devices", 0);
   geometry::Layout l;
   constexpr int64_t kMostDegree = 1 << 20;  // devices

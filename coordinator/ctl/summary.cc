@@ -61,9 +61,8 @@ std::string mesh_rows(const RunSummary& s, const Style& style) {
     }
   }
   std::string out;
-  if (!meshes.empty()) {
+  if (!meshes.empty())
     out += row("meshes", join(meshes, style.unicode ? " \u2192 " : " -> "));
-  }
   if (interruptions > 0)
     out += row("time lost",
                fmt::format("{} in {}, {} recomputed", format_duration(lost_s),
@@ -89,9 +88,8 @@ std::string event_rows(const RunSummary& s) {
   std::string out =
       row("workers", fmt::format("{} joined, {} left", joined, left));
   const size_t shown = std::min(bad.size(), kMaxFailures);
-  for (size_t i = 0; i < shown; ++i) {
+  for (size_t i = 0; i < shown; ++i)
     out += row(i == 0 ? "problems" : "", bad[bad.size() - shown + i]);
-  }
   if (bad.size() > shown) {
     out += row(
         "", fmt::format("and {} more, see events.jsonl", bad.size() - shown));
@@ -108,9 +106,8 @@ std::string next_rows(const RunSummary& s, const Style& style) {
     next.push_back("less " +
                    shell_quoted(rundir::coordinator_log_path(s.run_dir)));
   }
-  if (!s.checkpoint.empty()) {
+  if (!s.checkpoint.empty())
     next.push_back("remesh checkpoint inspect " + shell_quoted(s.run_dir));
-  }
   next.push_back("remesh status " + shell_quoted(s.run_dir));
   std::string out = "\nWhat to try next:\n";
   for (const std::string& line : next)

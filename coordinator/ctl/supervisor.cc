@@ -25,10 +25,7 @@ void Supervisor::handle(const Begin& e) {
 }
 
 void Supervisor::handle(const Tick& e) {
-  outcome_ = e.outcome;
-  continued_ = e.continued;
-  trained_ = e.trained;
-  run_dir_gone_ = e.run_dir_gone;
+  tick_ = e;
   if (stage_ == Stage::kStarting && e.coordinator_listens) {
     enter(Stage::kRunning);
     act(PrintWelcome{});
@@ -87,7 +84,7 @@ void Supervisor::handle(const Interrupt&) {
   if (interrupts_ == 1 && following_) {
     say("no longer following; training continues, `remesh stop` ends it");
     leave();
-  } else if (run_dir_gone_) {
+  } else if (tick_.run_dir_gone) {
     say("killing all processes", Tone::kBad);
     reason_ = "the run directory is gone; the run ended without saving";
     code_ = kExitFailed;
@@ -176,7 +173,7 @@ void Supervisor::coordinator_exited(const ChildExited& e) {
   }
   // Its predecessor had ended the job when it was killed.
   if (how.signal == 0 && how.exit_code == kExitEnded) {
-    code_ = outcome_ == pb::JobStatus::FAILED ? kExitFailed : kExitOk;
+    code_ = tick_.outcome == pb::JobStatus::FAILED ? kExitFailed : kExitOk;
     return leave();
   }
   if (how.signal == 0 &&
@@ -188,18 +185,18 @@ void Supervisor::coordinator_exited(const ChildExited& e) {
     starts_.pop_front();
   // A full disk may last; the ranks train on.
   const bool temporary = how.signal == 0 && how.exit_code == kExitTryAgain;
-  const size_t most = trained_ ? kMaxRestarts : kMaxRestartsUntrained;
+  const size_t most = tick_.trained ? kMaxRestarts : kMaxRestartsUntrained;
   if (starts_.size() > most && !temporary)
     return give_up(
         fmt::format("the coordinator died {} times within a minute{}, the last "
                     "time with {}; see {}",
-                    starts_.size(), trained_ ? "" : " and before any step",
+                    starts_.size(), tick_.trained ? "" : " and before any step",
                     last, options_.logs));
   const size_t restarts = starts_.size() < 2 ? 0 : starts_.size() - 2;
   restart_at_ms_ =
       now_ms_ + std::min(kMaxRestartDelayMs, kFirstRestartDelayMs << restarts);
   say(fmt::format("the coordinator ended with {}; restarting it{}", last,
-                  trained_ ? ", training continues" : ""),
+                  tick_.trained ? ", training continues" : ""),
       Tone::kBad);
 }
 
@@ -285,7 +282,8 @@ void Supervisor::shut_down() {
     enter(Stage::kTerminating);
   } else if (since >
              (stage_ == Stage::kKillingRanks ? kKillRanksMs : kTerminateMs)) {
-    kill_all();
+    running_.clear();
+    act(KillAll{});
   } else if (stage_ == Stage::kKillingRanks && since > kAskAgainMs &&
              !std::exchange(asked_again_, true)) {
     signal_workers(SIGTERM);
@@ -296,15 +294,15 @@ void Supervisor::shut_down() {
 int Supervisor::final_code() const {
   if (code_ != kExitOk) return code_;
   if (interrupted()) return kExitInterrupted;
-  return outcome_ == pb::JobStatus::STOPPED  ? kExitEnded
-         : outcome_ == pb::JobStatus::FAILED ? kExitFailed
-                                             : kExitOk;
+  return tick_.outcome == pb::JobStatus::STOPPED  ? kExitEnded
+         : tick_.outcome == pb::JobStatus::FAILED ? kExitFailed
+                                                  : kExitOk;
 }
 
 void Supervisor::start_coordinator() {
   starts_.push_back(now_ms_);
   running_.insert(kCoordinator);
-  act(StartCoordinator{.resume = !continued_});
+  act(StartCoordinator{.resume = !tick_.continued});
 }
 
 void Supervisor::start_worker(int number) {
@@ -316,11 +314,6 @@ void Supervisor::start_worker(int number) {
 void Supervisor::signal_workers(int signal) {
   for (const int child : running_)
     if (child != kCoordinator) act(SignalChild{child, signal});
-}
-
-void Supervisor::kill_all() {
-  running_.clear();
-  act(KillAll{});
 }
 
 void Supervisor::send_stop() {

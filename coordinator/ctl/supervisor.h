@@ -182,7 +182,6 @@ class Supervisor {
   void start_coordinator();
   void start_worker(int number);
   void signal_workers(int signal);
-  void kill_all();
   void send_stop();
   void enter(Stage stage);
   void leave();
@@ -203,7 +202,6 @@ class Supervisor {
   bool asked_again_ = false;           // the workers, in kKillingRanks
   std::set<int> running_;              // children
   std::deque<int64_t> starts_;         // of the coordinator, in the window
-  bool continued_ = false;             // as the last tick said
   int64_t gone_since_ms_ = -1;         // the followed coordinator; -1: alive
   int64_t restart_at_ms_ = -1;         // the coordinator; -1: not due
   std::map<int, int64_t> respawn_at_;  // worker number -> time
@@ -213,15 +211,12 @@ class Supervisor {
   int interrupts_ = 0;
   int64_t interrupted_ms_ = 0;  // the last one that counted
   int64_t stop_since_ms_ = 0;   // that this coordinator has to answer a stop
-  bool trained_ = false;
-  bool run_dir_gone_ = false;
   bool stop_accepted_ = false;
   std::string not_now_;  // why the coordinator did not accept the stop, said
   int64_t stop_sent_ms_ = 0;
   int code_ = 0;
   std::string reason_;
-  // State of the job, as far as known.
-  pb::JobStatus::State outcome_ = pb::JobStatus::UNKNOWN;
+  Tick tick_;                      // the newest
   int64_t lacking_since_ms_ = -1;  // slots; -1: does not lack any
   bool failed_to_start_ = false;
   bool exited_ = false;

@@ -44,11 +44,9 @@ std::string event_problem(const Json& e) {
 
 // Spans of one lane must be nested or disjoint.
 std::string nesting_problem(std::vector<TraceSpan> spans) {
-  std::stable_sort(spans.begin(), spans.end(),
-                   [](const TraceSpan& a, const TraceSpan& b) {
-                     return std::make_tuple(a.tid, a.begin_us, -a.end_us) <
-                            std::make_tuple(b.tid, b.begin_us, -b.end_us);
-                   });
+  std::ranges::stable_sort(spans, {}, [](const TraceSpan& s) {
+    return std::tuple(s.tid, s.begin_us, -s.end_us);
+  });
   std::vector<const TraceSpan*> open;
   for (const TraceSpan& s : spans) {
     while (!open.empty() &&

@@ -4,6 +4,7 @@
 
 #include <algorithm>
 #include <cmath>
+#include <functional>
 #include <nlohmann/json.hpp>
 
 #include "coordinator/ctl/status_view.h"
@@ -31,13 +32,10 @@ std::vector<Effect> effects_of(const TuneReport& r) {
     const auto same = [&](const tune::Candidate& c) {
       return c.knobs[k] == r.space.candidates[0].knobs[k];
     };
-    if (!std::all_of(r.space.candidates.begin(), r.space.candidates.end(),
-                     same))
+    if (!std::ranges::all_of(r.space.candidates, same))
       out.push_back({tune::knob_names()[k], 100 * (std::exp(values[k]) - 1)});
   }
-  std::stable_sort(out.begin(), out.end(), [](const auto& a, const auto& b) {
-    return a.percent > b.percent;
-  });
+  std::ranges::stable_sort(out, std::ranges::greater{}, &Effect::percent);
   return out;
 }
 

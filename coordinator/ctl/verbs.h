@@ -29,6 +29,11 @@ AddVerbs add_tune_verb;         // tune_command.cc
 AddVerbs add_job_verbs;         // job_commands.cc
 AddVerbs add_key_verbs;         // key_command.cc
 
+// The commands below `remesh plan`.
+AddVerbs add_measure_command;  // measure_command.cc
+AddVerbs add_project_command;  // project_command.cc
+AddVerbs add_study_command;    // study_command.cc
+
 // In the order of `remesh --help`.
 inline constexpr AddVerbs* kVerbs[] = {
     add_run_verb,      add_status_verb,      add_list_verbs,  add_fork_verb,
@@ -38,6 +43,16 @@ inline constexpr AddVerbs* kVerbs[] = {
 // What a verb returns: its exit code, or an error, which is printed on stderr.
 inline int exit_code(const Result<int>& code) {
   return code.ok() ? *code : exit_with("remesh", code.status());
+}
+
+// Prints what a verb has done, as JSON or else as text.
+inline int print_done(bool json, const nlohmann::ordered_json& object,
+                      const std::string& text) {
+  if (json)
+    print_json(object);
+  else
+    fmt::print("{}", text);
+  return kExitOk;
 }
 
 // Accepts numbers from `least` to `most`, of `kind`; not NaN, which is in every
@@ -63,11 +78,13 @@ inline CLI::Validator number_in(double least, double most) {
 }
 
 // Options that several verbs have.
-inline void add_run_option(CLI::App* verb, std::string* run) {
-  verb->add_option("RUN", *run,
-                   "Run directory or address. Default: the run that is "
-                   "training, else the newest in ./runs, else the one used "
-                   "last");
+inline void add_run_option(CLI::App* verb, std::string* run,
+                           const char* name = "RUN",
+                           const char* what = "Run directory or address") {
+  verb->add_option(name, *run,
+                   fmt::format("{}. Default: the run that is training, else "
+                               "the newest in ./runs, else the one used last",
+                               what));
 }
 // Options of verbs that talk to the coordinator (client.cc).
 void add_client_options(CLI::App* verb, std::string* run);

@@ -6,7 +6,6 @@
 #include <limits>
 #include <optional>
 
-#include "parallel/geometry/batch.h"
 #include "proto/base/text.h"
 
 namespace remesh::geometry {

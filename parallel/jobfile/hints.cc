@@ -7,12 +7,12 @@ namespace remesh::jobfile {
 namespace {
 
 struct Hint {
-  std::string_view section;
-  std::string_view key;  // empty: the whole section
+  std::string_view section;  // with a key, as named in this schema
+  std::string_view key;      // empty: the whole section
   std::string_view text;
 };
 
-constexpr Hint kSections[] = {
+constexpr Hint kHints[] = {
     {"training", "", "the section is [train] here"},
     {"parallelism", "", "the section is [parallel] here"},
     {"experimental", "", "degrees are in [parallel] here"},
@@ -28,10 +28,6 @@ constexpr Hint kSections[] = {
     {"profiling", "", "the section is [profile] here"},
     {"compile", "", "there is nothing to compile here"},
     {"comm", "", "see [elastic] for time limits"},
-};
-
-// Sections are named as in this schema.
-constexpr Hint kKeys[] = {
     {"train", "batch_size", "use train.local_batch_size"},
     {"train", "micro_batch_size", "use train.local_batch_size"},
     {"train", "microbatch_size", "use train.local_batch_size"},
@@ -121,14 +117,9 @@ std::string_view our_section(std::string_view section) {
 }  // namespace
 
 std::string hint(std::string_view section, std::string_view key) {
-  if (key.empty()) {
-    for (const Hint& h : kSections)
-      if (h.section == section) return std::string(h.text);
-    return "";
-  }
-  for (const Hint& h : kKeys)
-    if (h.section == our_section(section) && h.key == key)
-      return std::string(h.text);
+  if (!key.empty()) section = our_section(section);
+  for (const Hint& h : kHints)
+    if (h.section == section && h.key == key) return std::string(h.text);
   return "";
 }
 

@@ -180,8 +180,7 @@ void check_train(const pb::Job& job, const DataInfo& data, Problems& out) {
   const pb::Schedule& s = job.schedule();
   if (t.global_batch_size() % t.local_batch_size() != 0)
     out.push_back(fmt::format(
-        "train.local_batch_size = {}: must divide train.global_batch_size = "
-        "{}",
+        "train.local_batch_size = {}: must divide train.global_batch_size = {}",
         t.local_batch_size(), t.global_batch_size()));
   const int64_t least = data.least_train_tokens >= 0 ? data.least_train_tokens
                                                      : data.train_tokens;
@@ -210,11 +209,6 @@ void check_train(const pb::Job& job, const DataInfo& data, Problems& out) {
         s.warmup_steps(), s.total_steps()));
 }
 
-// -1: the coordinator chooses; every model admits 1.
-int given(int64_t degree) {
-  return degree == -1 ? 1 : static_cast<int>(degree);
-}
-
 // Why no slots in the world make the layout run, or "". What depends on how
 // the microbatches are distributed is the coordinator's to check.
 std::string layout_problem(const pb::Job& job, const geometry::Layout& l) {
@@ -238,23 +232,19 @@ void check_degrees(const pb::Job& job, Problems& out) {
   const struct {
     const char* key;
     int64_t degree;
+    int geometry::Layout::*axis;
+  } axes[] = {{"data", p.data_parallel_degree(), &geometry::Layout::dp},
+              {"tensor", p.tensor_parallel_degree(), &geometry::Layout::tp},
+              {"pipeline", p.pipeline_parallel_degree(), &geometry::Layout::pp},
+              {"context", p.context_parallel_degree(), &geometry::Layout::cp}};
+  for (const auto& a : axes) {
     geometry::Layout alone;
-  } axes[] = {{"data",
-               p.data_parallel_degree(),
-               {.dp = given(p.data_parallel_degree())}},
-              {"tensor",
-               p.tensor_parallel_degree(),
-               {.tp = given(p.tensor_parallel_degree())}},
-              {"pipeline",
-               p.pipeline_parallel_degree(),
-               {.pp = given(p.pipeline_parallel_degree())}},
-              {"context",
-               p.context_parallel_degree(),
-               {.cp = given(p.context_parallel_degree())}}};
-  for (const auto& a : axes)
-    if (const std::string why = layout_problem(job, a.alone); !why.empty())
+    // -1: the coordinator chooses; every model admits 1.
+    if (a.degree != -1) alone.*a.axis = static_cast<int>(a.degree);
+    if (const std::string why = layout_problem(job, alone); !why.empty())
       out.push_back(fmt::format("parallel.{}_parallel_degree = {}: {}", a.key,
                                 a.degree, why));
+  }
   for (const std::string& text : job.elastic().layouts()) {
     const auto layout = geometry::Layout::parse(text);
     CHECK(layout.ok());  // check_key()
@@ -283,8 +273,7 @@ void check_slots(const pb::Job& job, Problems& out) {
   const pb::Elastic& e = job.elastic();
   if (e.max_slots() != -1 && e.max_slots() < e.min_slots())
     out.push_back(fmt::format(
-        "elastic.max_slots = {}: must be -1 or at least elastic.min_slots = "
-        "{}",
+        "elastic.max_slots = {}: must be -1 or at least elastic.min_slots = {}",
         e.max_slots(), e.min_slots()));
   const int64_t ranks = ranks_of_degrees(job.parallel());
   if (e.layouts().empty() && e.max_slots() != -1 && ranks > e.max_slots())

@@ -402,8 +402,7 @@ Result<LayoutChoice> choose_by_degrees(const PlacementRequest& q,
                   parameters, &refusal);
   if (slots >= needed)
     return exhausted(
-        fmt::format("{} offered ({}), and no mesh of {} to {} "
-                    "runs the job: {}",
+        fmt::format("{} offered ({}), and no mesh of {} to {} runs the job: {}",
                     plural(offered, "slot"), offers(q), needed, slots,
                     refusal.unfit.message()));
   return too_few(q, offered);

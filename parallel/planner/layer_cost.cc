@@ -237,6 +237,37 @@ void recompute(const Machine& m, const JobShape& s, const Sizes& z,
   p->again = share * again;
 }
 
+Passes embedding_passes(const Machine& m, const JobShape& s,
+                        const geometry::Layout& l, const Execution& run) {
+  const Sizes z = sizes_of(s, l, run);
+  Passes p;
+  p.forward = elementwise(m, 8 * z.N * z.D);
+  p.weight = elementwise(m, 8 * z.N * z.D);
+  return p;
+}
+
+// The logits are written once in 16 bits and read in fp32 by the loss and its
+// gradient: about 30 bytes for each.
+Passes head_passes(const Machine& m, const JobShape& s,
+                   const geometry::Layout& l, const Execution& run) {
+  const Sizes z = sizes_of(s, l, run);
+  Passes p;
+  const Precision precision =
+      run.precision == Precision::kFp8 ? Precision::k16 : run.precision;
+  add_linear(m, z, {z.V, z.D, s.model.lora.rank == 0}, precision, &p);
+  p.forward += elementwise(m, 16 * z.N * z.V);
+  p.backward += elementwise(m, 14 * z.N * z.V);
+  if (l.tp > 1) {
+    const double once = tensor_s(m, l, z, run, 0) / 2;
+    p.forward.tensor = once;
+    p.backward.tensor = once;
+  }
+  const double n = operations(run);
+  add_launches(m, n, &p.forward);
+  add_launches(m, n, &p.backward);
+  return p;
+}
+
 }  // namespace
 
 double exposed_s(const Machine& m, double comm, double compute) {
@@ -322,37 +353,6 @@ Passes layer_passes(const Machine& m, const JobShape& s,
   add_launches(m, 0.5 * n, &p.weight);
   if (s.recompute == geometry::Recompute::kFull)
     add_launches(m, n / s.recompute_every, &p.again);
-  return p;
-}
-
-Passes embedding_passes(const Machine& m, const JobShape& s,
-                        const geometry::Layout& l, const Execution& run) {
-  const Sizes z = sizes_of(s, l, run);
-  Passes p;
-  p.forward = elementwise(m, 8 * z.N * z.D);
-  p.weight = elementwise(m, 8 * z.N * z.D);
-  return p;
-}
-
-// The logits are written once in 16 bits and read in fp32 by the loss and its
-// gradient: about 30 bytes for each.
-Passes head_passes(const Machine& m, const JobShape& s,
-                   const geometry::Layout& l, const Execution& run) {
-  const Sizes z = sizes_of(s, l, run);
-  Passes p;
-  const Precision precision =
-      run.precision == Precision::kFp8 ? Precision::k16 : run.precision;
-  add_linear(m, z, {z.V, z.D, s.model.lora.rank == 0}, precision, &p);
-  p.forward += elementwise(m, 16 * z.N * z.V);
-  p.backward += elementwise(m, 14 * z.N * z.V);
-  if (l.tp > 1) {
-    const double once = tensor_s(m, l, z, run, 0) / 2;
-    p.forward.tensor = once;
-    p.backward.tensor = once;
-  }
-  const double n = operations(run);
-  add_launches(m, n, &p.forward);
-  add_launches(m, n, &p.backward);
   return p;
 }
 

@@ -118,18 +118,15 @@ double peak_flops(const Machine& machine, Precision precision);
 // REQUIRES: the layout divides the model's heads and the sequence.
 Passes layer_passes(const Machine& machine, const JobShape& shape,
                     const geometry::Layout& layout, const Execution& run);
-Passes embedding_passes(const Machine& machine, const JobShape& shape,
-                        const geometry::Layout& layout, const Execution& run);
-Passes head_passes(const Machine& machine, const JobShape& shape,
-                   const geometry::Layout& layout, const Execution& run);
 
 // Elements of the matrices of a layer on one rank, and of embedding or head.
 double layer_elements(const JobShape& shape, const geometry::Layout& layout);
 double vocabulary_elements(const JobShape& shape,
                            const geometry::Layout& layout);
 
-// All of the above. They depend on the layout's tp and cp, and on the shape's
-// model, T, B and recompute; a search computes them once for these.
+// All of the above, and of embedding and head. They depend on the layout's tp
+// and cp, and on the shape's model, T, B and recompute; a search computes them
+// once for these.
 struct Parts {
   Passes layer, embedding, head;
   double layer_elements = 0, vocabulary_elements = 0;

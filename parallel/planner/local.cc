@@ -7,6 +7,7 @@
 #include <string>
 #include <vector>
 
+#include "parallel/planner/choose.h"
 #include "parallel/planner/rank_placement.h"
 
 namespace remesh::planner {
@@ -227,8 +228,7 @@ StepCost predict_step(const PlacementRequest& q, const geometry::Layout& l) {
 
 ModelError model_error(const PlacementRequest& q) {
   constexpr double kUsual = 0.22;  // of the logarithm: a quarter
-  int64_t slots = 0;
-  for (const WorkerSlots& w : q.workers) slots += w.slots;
+  const int64_t slots = offered_slots(q);
   double sum = 0, squares = 0, n = 0;
   for (const MeasuredStep& m : q.measured) {
     if (m.layout.world() > slots || !admit(*q.shape, m.layout).ok()) continue;

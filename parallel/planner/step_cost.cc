@@ -337,10 +337,7 @@ StepCost predict_step(const Machine& m, const JobShape& s,
       as_double(s.microbatches) * as_double(s.B) * as_double(s.T);
   c.tokens_per_s = tokens / c.total_s / l.world();
   geometry::Layout one;
-  // Of the keys that a query sees, half of the sequence without a window.
-  const double keys = s.model.sliding_window > 0
-                          ? geometry::mean_keys(s.model, s.T)
-                          : as_double(s.T) / 2;
+  const double keys = geometry::mean_keys(s.model, s.T);
   const double work =
       as_double(s.model.n_layers) *
           (layer_elements(s, one) + 2 * as_double(s.model.q_dim()) * keys) +

@@ -2,6 +2,7 @@
 
 #include <algorithm>
 #include <cmath>
+#include <numeric>
 
 #include "proto/base/check.h"
 
@@ -58,16 +59,8 @@ std::vector<double> cholesky(std::vector<double> a, size_t n) {
   return a;
 }
 
-double mean_of(const std::vector<double>& y) {
-  double sum = 0;
-  for (const double v : y) sum += v;
-  return sum / static_cast<double>(y.size());
-}
-
 double dot(const std::vector<double>& a, const std::vector<double>& b) {
-  double sum = 0;
-  for (size_t i = 0; i < a.size(); ++i) sum += a[i] * b[i];
-  return sum;
+  return std::inner_product(a.begin(), a.end(), b.begin(), 0.0);
 }
 
 }  // namespace
@@ -77,7 +70,9 @@ GaussianProcess::GaussianProcess(std::vector<Features> x,
                                  const Prior& prior)
     : x_(std::move(x)), residuals_(y), prior_(prior) {
   CHECK(!y.empty() && x_.size() == y.size());
-  mean_ = prior.mean ? *prior.mean : mean_of(y);
+  mean_ = prior.mean ? *prior.mean
+                     : std::accumulate(y.begin(), y.end(), 0.0) /
+                           static_cast<double>(y.size());
   for (double& r : residuals_) r -= mean_;
   search();
 }

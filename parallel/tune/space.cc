@@ -7,6 +7,7 @@
 #include <limits>
 #include <numeric>
 
+#include "parallel/planner/choose.h"
 #include "parallel/planner/local.h"
 #include "parallel/planner/memory.h"
 #include "parallel/planner/rank_placement.h"
@@ -46,10 +47,9 @@ JobShape shape_with(const JobShape& job, const Setting& s) {
 }
 
 // What the rank with fewest gets of its host's cores.
-int threads_of(const PlacementRequest& q, const Layout& l) {
+int least_threads(const std::vector<pb::RankPlace>& ranks) {
   int least = std::numeric_limits<int>::max();
-  for (const pb::RankPlace& p : planner::place_ranks(q, l))
-    least = std::min(least, p.threads());
+  for (const pb::RankPlace& p : ranks) least = std::min(least, p.threads());
   return least;
 }
 
@@ -106,7 +106,7 @@ class Builder {
   void add_all(const Layout& l) {
     constexpr int64_t kMostSequences = 64;
     const JobShape& job = *request_.place.shape;
-    const int share = threads_of(request_.place, l);
+    const int share = least_threads(planner::place_ranks(request_.place, l));
     std::set<int> threads = {share, std::max(1, share / 2)};
     threads.insert(own_.threads);
     const int most_zero = l.dp * l.cp > 1 ? 3 : 0;
@@ -210,18 +210,13 @@ Result<Space> make_space(const SpaceRequest& request) {
   const PlacementRequest& q = request.place;
   if (!q.shape) return invalid_argument("the job's model is incomplete");
   ASSIGN_OR_RETURN(const planner::Placement placed, place_mesh(q));
-  Setting own{.layout = placed.layout,
-              .B = q.shape->B,
-              .recompute = q.shape->recompute,
-              .zero_stage = q.shape->zero_stage,
-              .threads = request.threads};
-  if (own.threads < 1) {
-    own.threads = placed.ranks.front().threads();
-    for (const pb::RankPlace& r : placed.ranks)
-      own.threads = std::min(own.threads, r.threads());
-  }
-  int64_t slots = 0;
-  for (const planner::WorkerSlots& w : q.workers) slots += w.slots;
+  const Setting own{.layout = placed.layout,
+                    .B = q.shape->B,
+                    .recompute = q.shape->recompute,
+                    .zero_stage = q.shape->zero_stage,
+                    .threads = request.threads < 1 ? least_threads(placed.ranks)
+                                                   : request.threads};
+  int64_t slots = planner::offered_slots(q);
   if (q.max_slots > 0) slots = std::min<int64_t>(slots, q.max_slots);
   Space out = Builder(request, own).build(slots);
   out.slots = slots;

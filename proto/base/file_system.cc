@@ -76,9 +76,9 @@ class PosixFileSystem final : public FileSystem {
       const std::string part = path.substr(0, i);
       if (::mkdir(part.c_str(), 0777) == 0 || errno == EEXIST) continue;
       const int err = errno;
-      if (!is_dir(part)) return os_error("create directory " + part, err);
+      if (!is_folder(part)) return os_error("create directory " + part, err);
     }
-    if (!is_dir(path))
+    if (!is_folder(path))
       return already_exists("create directory " + path +
                             ": the name is taken by a file");
     return ok_status();
@@ -183,11 +183,6 @@ class PosixFileSystem final : public FileSystem {
     if (::unlinkat(in, name.c_str(), AT_REMOVEDIR) != 0)
       return os_error("remove " + path, errno);
     return ok_status();
-  }
-
-  static bool is_dir(const std::string& path) {
-    struct stat st = {};
-    return ::stat(path.c_str(), &st) == 0 && S_ISDIR(st.st_mode);
   }
 
   const std::shared_ptr<BufferPool> buffers_ = make_buffer_pool();

@@ -14,6 +14,7 @@
 #include <cstring>
 #include <filesystem>
 #include <fstream>
+#include <sstream>
 #include <string_view>
 
 #include "proto/base/exit_code.h"
@@ -99,6 +100,33 @@ Result<std::string> program_beside(const std::string& name) {
     return not_found(path + ": no such program; it belongs in the folder of " +
                      self.filename().string());
   return path;
+}
+
+std::optional<ProcStat> parse_proc_stat(const std::string& text) {
+  // The name, in parentheses, may itself contain spaces and parentheses.
+  const size_t end = text.rfind(')');
+  if (end == std::string::npos) return std::nullopt;
+  std::istringstream in(text.substr(end + 1));
+  ProcStat out;
+  std::string skip;
+  if (!(in >> out.state)) return std::nullopt;
+  for (int field = 4; field <= 21; ++field)
+    if (!(in >> skip)) return std::nullopt;
+  uint64_t pages = 0;
+  if (!(in >> out.start_time >> skip >> pages)) return std::nullopt;
+  out.rss_bytes = pages * static_cast<uint64_t>(sysconf(_SC_PAGESIZE));
+  return out;
+}
+
+std::optional<ProcStat> read_proc_stat(pid_t pid) {
+  const std::string path = "/proc/" + std::to_string(pid) + "/stat";
+  const int fd = open(path.c_str(), O_RDONLY | O_CLOEXEC);
+  if (fd < 0) return std::nullopt;
+  char text[1024];
+  const ssize_t n = read(fd, text, sizeof(text));
+  close(fd);
+  if (n <= 0) return std::nullopt;
+  return parse_proc_stat(std::string(text, static_cast<size_t>(n)));
 }
 
 std::string exit_text(int signal, int exit_code) {

@@ -1,7 +1,10 @@
-// Facts about this process and about processes that ended.
+// Facts about processes: this one, others of the host, and those that ended.
 #pragma once
 
+#include <sys/types.h>
+
 #include <cstdint>
+#include <optional>
 #include <string>
 
 #include "proto/base/status.h"
@@ -42,6 +45,16 @@ std::string user_state_folder();
 // The path of the program `name` in the folder of the running program; NotFound
 // when it cannot be executed.
 Result<std::string> program_beside(const std::string& name);
+
+struct ProcStat {
+  char state = '?';         // letter of proc(5)
+  uint64_t start_time = 0;  // clock ticks since boot
+  uint64_t rss_bytes = 0;
+};
+// std::nullopt if there is no such process.
+std::optional<ProcStat> read_proc_stat(pid_t pid);
+// Parses the text of /proc/PID/stat.
+std::optional<ProcStat> parse_proc_stat(const std::string& text);
 
 // "exit code 3", or "signal 9 (SIGKILL)" when `signal` is not 0.
 std::string exit_text(int signal, int exit_code);

@@ -3,11 +3,11 @@
 #include <sys/socket.h>
 
 #include <cerrno>
-#include <charconv>
 #include <utility>
 #include <zmq.hpp>
 
 #include "proto/base/clock.h"
+#include "proto/base/number.h"
 #include "proto/wire/channel.h"
 #include "proto/wire/readiness.h"
 #include "proto/wire/socket.h"
@@ -241,8 +241,7 @@ class ClientImpl : public Client {
   // Another clock than the server's does not make the next ticket look expired.
   void take_time(const std::string& text) {
     constexpr int64_t kLatest = int64_t{1} << 53;
-    int64_t time = 0;
-    std::from_chars(text.data(), text.data() + text.size(), time);
+    const int64_t time = parse_number<int64_t>(text).value_or(0);
     if (time > 0 && time < kLatest)
       ahead_s_ = time - static_cast<int64_t>(unix_seconds());
   }

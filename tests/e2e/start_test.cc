@@ -27,8 +27,30 @@ class StartTest : public E2e {
     return std::make_unique<Process>(testing::ProcessOptions{
         argv, c().folder() + "/" + output, c().environment()});
   }
-  static void expect_text(const std::string& text, const std::string& part) {
-    EXPECT_HAS(text, part);
+  // Starts `remesh run`, which trains past step 3.
+  void train(const std::vector<std::string>& more = {}) {
+    c().start_run(1, more);
+    ASSERT_TRUE(c().wait_for_step(3)) << c().describe();
+  }
+  // `remesh run --resume` goes on past that step, and loses none.
+  void expect_continues(int64_t after) {
+    c().start_run(1, {"--resume"});
+    ASSERT_TRUE(c().wait_for_step(after + 3));
+    EXPECT_EQ(lost_steps(c().events_named("mesh").back()), 0);
+    interrupt();
+  }
+  // Runs a script of deploy/examples in the cluster's folder.
+  Finished example(const std::string& script,
+                   const std::vector<std::string>& arguments,
+                   int64_t timeout_ms) {
+    const std::string programs = testing::program("remesh");
+    std::vector<std::string> argv = {
+        "env", "-C", c().folder(),
+        fmt::format("PATH={}:{}", programs.substr(0, programs.rfind('/')),
+                    std::getenv("PATH")),
+        std::filesystem::absolute("deploy/examples/" + script).string()};
+    argv.insert(argv.end(), arguments.begin(), arguments.end());
+    return testing::run_program(argv, timeout_ms, c().environment());
   }
   // As somebody does by hand. Returns the new text.
   static std::string edit_rate(const std::string& job_file) {
@@ -96,7 +118,7 @@ TEST_F(StartTest, FewerStepsThanTheNewestStateAreRefused) {
   const Finished refused =
       expect_remesh(2, {"resume", c().run_dir(), "--local", "1", "--set",
                         fmt::format("train.steps={}", in_metrics + 20)});
-  expect_text(refused.output, "is in the memory of this host until ");
+  EXPECT_HAS(refused.output, "is in the memory of this host until ");
   EXPECT_EQ(c().last_step(), in_metrics) << "nothing was started";
   c().start_run(1, {"--resume"});
   ASSERT_TRUE(c().wait_for_step(in_metrics + 110));
@@ -128,15 +150,12 @@ TEST_F(StartTest, FewerStepsThanARemoteStateAreRefusedOnceItIsReported) {
                     .more = {"--scratch-name",
                              fmt::format("local-1-{:016x}", hash64(run))}});
   expect_exit(c().coordinator(), 2);
-  expect_text(c().coordinator().output(), "is finished (newest complete state");
+  EXPECT_HAS(c().coordinator().output(), "is finished (newest complete state");
   ASSERT_TRUE(c().wait_for_event("job_stopped"));
   const Json end = c().events_named("job_stopped").back();
   EXPECT_GE(end["step"], in_metrics + 100);
   expect_exit(c().worker("local-1"), 0);
-  c().start_run(1, {"--resume"});
-  ASSERT_TRUE(c().wait_for_step(int64_t{end["step"]} + 3));
-  interrupt();
-  EXPECT_EQ(lost_steps(c().events_named("mesh").back()), 0);
+  expect_continues(end["step"]);
 }
 
 TEST_F(StartTest, AChangedJobReachesRunningRanks) {
@@ -149,8 +168,8 @@ TEST_F(StartTest, AChangedJobReachesRunningRanks) {
                          "optimizer.lr=0.5"});
   ASSERT_TRUE(c().wait_for_event("job_changed")) << c().describe();
   ASSERT_TRUE(c().wait_for_event("generation_ended")) << c().describe();
-  expect_text(c().events_named("generation_ended")[0]["detail"],
-              "optimizer.lr 0.001 -> 0.5");
+  EXPECT_HAS(c().events_named("generation_ended")[0].value("detail", ""),
+             "optimizer.lr 0.001 -> 0.5");
   ASSERT_TRUE(c().wait_for_status([&](const Json& s) {
     return s["steps"] == steps && s["generation"] == 2 &&
            s["state"] == "running";
@@ -169,38 +188,33 @@ TEST_F(StartTest, AJobFileEditedInTheRunIsRefused) {
   std::vector<std::string> resume = {"resume", c().run_dir(), "--local",
                                      "1",      "--set",       "train.steps=25"};
   const Finished refused = expect_remesh(2, resume);
-  expect_text(refused.output, "edited by hand: optimizer.lr 0.001 -> 0.01");
+  EXPECT_HAS(refused.output, "edited by hand: optimizer.lr 0.001 -> 0.01");
   EXPECT_EQ(c().status()["state"], "done");
   EXPECT_EQ(testing::read_whole(file), text);
   const Finished fork =
       c().remesh({"fork", c().run_dir(), "--out", c().folder() + "/fork",
                   "--set", "train.steps=25"});
   EXPECT_EQ(fork.exit.code, 2) << fork.output;
-  expect_text(fork.output, "edited by hand: optimizer.lr 0.001 -> 0.01");
+  EXPECT_HAS(fork.output, "edited by hand: optimizer.lr 0.001 -> 0.01");
   resume.emplace_back("--accept-edits");
   expect_remesh(0, resume);
-  expect_text(c().events_named("job_changed").back()["detail"],
-              "optimizer.lr 0.001 -> 0.01");
+  EXPECT_HAS(c().events_named("job_changed").back().value("detail", ""),
+             "optimizer.lr 0.001 -> 0.01");
   expect_sequence(25);
 }
 
 TEST_F(StartTest, ARunWhoseCoordinatorCannotRestartSaysWhy) {
   make(endless());
-  c().start_run(1, {"--stop-timeout", "1"});
-  ASSERT_TRUE(c().wait_for_step(3));
+  train({"--stop-timeout", "1"});
   const std::string file = c().run_dir() + "/job.toml";
   const std::string text = testing::read_whole(file);
   edit_rate(file);
   testing::send_signal(c().status()["coordinator"]["pid"], SIGKILL);
   expect_exit(c().run(), 2);
-  expect_text(c().run().output(), "failed at step ");
-  expect_text(c().run().output(), "cannot be started again: exit code 2: ");
-  const int64_t at = c().last_step();
+  EXPECT_HAS(c().run().output(), "failed at step ");
+  EXPECT_HAS(c().run().output(), "cannot be started again: exit code 2: ");
   testing::write_whole(file, text);
-  c().start_run(1, {"--resume"});
-  ASSERT_TRUE(c().wait_for_step(at + 3));
-  EXPECT_EQ(lost_steps(c().events_named("mesh").back()), 0);
-  interrupt();
+  expect_continues(c().last_step());
 }
 
 TEST_F(StartTest, AnIgnoredHangupSignalStaysIgnored) {
@@ -217,18 +231,13 @@ TEST_F(StartTest, AnIgnoredHangupSignalStaysIgnored) {
 
 TEST_F(StartTest, StopEndsIfTheCoordinatorDoesNotAnswer) {
   make(endless({{"checkpoint.interval", "0"}}));
-  c().start_run(1, {"--stop-timeout", "1"});
-  ASSERT_TRUE(c().wait_for_step(3));
+  train({"--stop-timeout", "1"});
   const pid_t coordinator = c().status()["coordinator"]["pid"];
   testing::send_signal(coordinator, SIGSTOP);
   c().run().kill(SIGINT);
   expect_exit(c().run(), 3);
-  expect_text(c().run().output(), "has not answered the stop within 1 s");
-  const int64_t at = c().last_step();
-  c().start_run(1, {"--resume"});
-  ASSERT_TRUE(c().wait_for_step(at + 3));
-  EXPECT_EQ(lost_steps(c().events_named("mesh").back()), 0);
-  interrupt();
+  EXPECT_HAS(c().run().output(), "has not answered the stop within 1 s");
+  expect_continues(c().last_step());
 }
 
 TEST_F(StartTest, ARunEndsIfNoWorkerCanStart) {
@@ -238,7 +247,7 @@ TEST_F(StartTest, ARunEndsIfNoWorkerCanStart) {
       "env", "REMESH_SCRATCH=" + c().folder() + "/file/below"};
   const auto failed = run("failed.out", {"--local", "2"}, argv);
   expect_exit(*failed, 3);
-  expect_text(failed->output(), "no worker can run here");
+  EXPECT_HAS(failed->output(), "no worker can run here");
 }
 
 TEST_F(StartTest, DivergedTrainingIsNotRetried) {
@@ -246,7 +255,7 @@ TEST_F(StartTest, DivergedTrainingIsNotRetried) {
                 {"schedule.warmup_steps", "0"},
                 {"elastic.keep_state", "false"}}));
   expect_exit(c().start_run(1), 3);
-  expect_text(c().run().output(), "training has diverged: at step ");
+  EXPECT_HAS(c().run().output(), "training has diverged: at step ");
   EXPECT_EQ(c().events_named("failure").size(), 1U);
   EXPECT_EQ(c().events_named("mesh").size(), 1U);
 }
@@ -257,7 +266,7 @@ TEST_F(StartTest, StepsThatAreNotFiniteAreSkippedUpToALimit) {
                 {"elastic.keep_state", "false"},
                 {"train.max_skipped_steps", "3"}}));
   expect_exit(c().start_run(2), 3);
-  expect_text(c().run().output(), "training has diverged: at step 5");
+  EXPECT_HAS(c().run().output(), "training has diverged: at step 5");
   const auto skipped = c().events_named("step_skipped");
   ASSERT_EQ(skipped.size(), 3U);
   EXPECT_EQ(skipped[0]["step"], 2);
@@ -309,14 +318,8 @@ TEST_F(StartTest, TheExampleScriptSweepsTheLearningRate) {
   if (testing::run_program({"jq", "--version"}).exit.code != 0)
     GTEST_SKIP() << "needs jq";
   make(endless({{"checkpoint.interval", "0"}}));
-  const std::string programs = testing::program("remesh");
-  const Finished f = testing::run_program(
-      {"env", "-C", c().folder(),
-       fmt::format("PATH={}:{}", programs.substr(0, programs.rfind('/')),
-                   std::getenv("PATH")),
-       std::filesystem::absolute("deploy/examples/sweep.sh").string(),
-       c().job_file(), "5", "1e-3", "1e-4"},
-      120'000, c().environment());
+  const Finished f =
+      example("sweep.sh", {c().job_file(), "5", "1e-3", "1e-4"}, 120'000);
   EXPECT_EQ(f.exit.code, 0)
       << f.output << testing::read_whole(c().folder() + "/sweep.log");
   for (const char* lr : {"lr-1e-3", "lr-1e-4"})
@@ -336,15 +339,11 @@ TEST_P(FineTuneTest, TheExampleScriptSurvivesAKill) {
     text += fmt::format("He said {} to {}.{}", i * i % 89, i * i % 97,
                         i % 40 == 0 ? "\n" : " ");
   testing::write_whole(c().folder() + "/text.txt", text);
-  const std::string programs = testing::program("remesh");
-  const Finished f = testing::run_program(
-      {"env", "-C", c().folder(),
-       fmt::format("PATH={}:{}", programs.substr(0, programs.rfind('/')),
-                   std::getenv("PATH")),
-       std::filesystem::absolute("deploy/examples/finetune.sh").string(),
-       std::filesystem::absolute("deploy/data/stories260k").string(),
-       "text.txt", "tuned", "--set", GetParam()},
-      240'000, c().environment());
+  const Finished f =
+      example("finetune.sh",
+              {std::filesystem::absolute("deploy/data/stories260k").string(),
+               "text.txt", "tuned", "--set", GetParam()},
+              240'000);
   EXPECT_EQ(f.exit.code, 0)
       << f.output << testing::read_whole(c().folder() + "/tuned/log");
   // The tuned model continues as the text does.
@@ -394,8 +393,7 @@ TEST_F(StartTest, AdaptersResumeOnTheirOwnModelAlone) {
   make(endless({{"model.init_from", "\"" + base + "\""},
                 {"lora.rank", "2"},
                 {"checkpoint.interval", "0"}}));
-  c().start_run(1);
-  ASSERT_TRUE(c().wait_for_step(3)) << c().describe();
+  train();
   // The optimizer's state is that of the adapters alone: two moments in fp32,
   // twice, as the state is in shared memory.
   constexpr int kElements =
@@ -413,7 +411,7 @@ TEST_F(StartTest, AdaptersResumeOnTheirOwnModelAlone) {
     const Finished f =
         expect_remesh(2, {"fork", c().run_dir(), "--out",
                           c().folder() + "/fork", "--set", change});
-    expect_text(f.output, "a fork keeps the model");
+    EXPECT_HAS(f.output, "a fork keeps the model");
   }
 
   fs::rename(models.path() + "/1/step-00000004", base + "/step-00000004");
@@ -430,21 +428,20 @@ TEST_F(StartTest, AdaptersResumeOnTheirOwnModelAlone) {
       base + step +
       ": its weights are not those of the model that the adapters belong to";
   expect_exit(c().start_run(1, {"--resume"}), 3);
-  expect_text(c().run().output(), "frozen model: " + refusal);
+  EXPECT_HAS(c().run().output(), "frozen model: " + refusal);
   EXPECT_EQ(c().events_named("coordinator_started").size(), starts);
   for (const Finished& f :
        {c().remesh({"sample", c().run_dir(), "--tokens", "1"}),
         c().remesh({"model", "export", c().run_dir(), "--out",
                     models.path() + "/out"})}) {
     EXPECT_EQ(f.exit.code, 3) << f.output;
-    expect_text(f.output, refusal);
+    EXPECT_HAS(f.output, refusal);
   }
 }
 
 TEST_F(StartTest, CommandsWithoutARunMeanTheOneThatTrains) {
   make(endless());
-  c().start_run(1);
-  ASSERT_TRUE(c().wait_for_step(3));
+  train();
   expect_remesh(0, {"wait", "--step", "5"});
   const Finished drained =
       expect_remesh(0, {"drain", "local-1", "--wait", "--json"});
@@ -469,8 +466,8 @@ TEST_F(StartTest, CommandsWithoutARunMeanTheOneThatTrains) {
       },
       kEndMs));
   const Finished several = expect_remesh(2, {"stop"});
-  expect_text(several.output, "several runs are training");
-  expect_text(several.output, other);
+  EXPECT_HAS(several.output, "several runs are training");
+  EXPECT_HAS(several.output, other);
   second.kill(SIGINT);
   expect_exit(second, 130);
   expect_remesh(0, {"stop"});
@@ -479,8 +476,7 @@ TEST_F(StartTest, CommandsWithoutARunMeanTheOneThatTrains) {
 
 TEST_F(StartTest, ARemovedRunDirectoryEndsTheRun) {
   make(endless({{"checkpoint.interval", "0"}}));
-  c().start_run(1);
-  ASSERT_TRUE(c().wait_for_step(3));
+  train();
   std::filesystem::rename(c().run_dir(), c().folder() + "/moved");
   ASSERT_TRUE(testing::wait_until(
       [&] {
@@ -491,14 +487,11 @@ TEST_F(StartTest, ARemovedRunDirectoryEndsTheRun) {
       << c().run().output();
   c().run().kill(SIGINT);
   expect_exit(c().run(), 3);
-  expect_text(c().run().output(), "the run directory is gone");
+  EXPECT_HAS(c().run().output(), "the run directory is gone");
   EXPECT_LACKS(c().run().output(), "What to try next");
   // It can be continued where it is now.
   std::filesystem::rename(c().folder() + "/moved", c().run_dir());
-  c().start_run(1, {"--resume"});
-  ASSERT_TRUE(c().wait_for_step(c().last_step() + 3));
-  EXPECT_EQ(lost_steps(c().events_named("mesh").back()), 0);
-  interrupt();
+  expect_continues(c().last_step());
 }
 
 TEST_F(StartTest, AJobMayComeFromAPipe) {
@@ -516,7 +509,7 @@ TEST_F(StartTest, AFolderOfOtherFilesDoesNotBecomeARun) {
   std::filesystem::create_directory(c().run_dir());
   testing::write_whole(c().run_dir() + "/thesis.tex", "x");
   expect_exit(c().start_run(1), 2);
-  expect_text(c().run().output(), "thesis.tex");
+  EXPECT_HAS(c().run().output(), "thesis.tex");
   EXPECT_FALSE(std::filesystem::exists(c().run_dir() + "/journal"));
   EXPECT_FALSE(std::filesystem::exists(c().run_dir() + "/coordinator.lock"));
 }

@@ -16,7 +16,6 @@
 #include <mutex>
 #include <span>
 #include <string>
-#include <thread>
 #include <vector>
 
 #include "parallel/geometry/batch.h"
@@ -227,14 +226,11 @@ void train_all(const Golden& g, const Options& o,
                const geometry::Layout& layout, int64_t each, Run& run) {
   run.first_logits.assign(g.first_logits.size(),
                           std::numeric_limits<float>::quiet_NaN());
-  auto comms = comm::make_local_comms(layout.world());
-  std::vector<Status> status(comms.size());
-  std::vector<std::thread> ranks;
-  for (size_t r = 0; r < comms.size(); ++r)
-    ranks.emplace_back([&, r] {
-      status[r] = train_rank(g, o, table, layout, *comms[r], each, run);
-    });
-  for (std::thread& t : ranks) t.join();
+  std::vector<Status> status(static_cast<size_t>(layout.world()));
+  comm::on_ranks(layout.world(), [&](comm::Comm& comm) {
+    status[static_cast<size_t>(comm.rank())] =
+        train_rank(g, o, table, layout, comm, each, run);
+  });
   for (const Status& s : status)
     if (!s.ok()) run.status = s;
   for (const engine::WholeVector* v : {&run.first_grads, &run.weights_after})

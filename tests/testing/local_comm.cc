@@ -8,6 +8,7 @@
 #include <map>
 #include <mutex>
 #include <string>
+#include <thread>
 #include <tuple>
 #include <utility>
 
@@ -292,6 +293,12 @@ std::vector<std::unique_ptr<Comm>> make_local_comms(int n) {
   for (int r = 0; r < n; ++r)
     comms.push_back(std::make_unique<LocalComm>(shared, r));
   return comms;
+}
+
+void on_ranks(int n, const std::function<void(Comm&)>& f) {
+  const auto comms = make_local_comms(n);
+  std::vector<std::jthread> threads;
+  for (const auto& c : comms) threads.emplace_back([&] { f(*c); });
 }
 
 }  // namespace remesh::comm

@@ -9,6 +9,7 @@
 // run under a time limit.
 #pragma once
 
+#include <functional>
 #include <memory>
 #include <vector>
 
@@ -18,5 +19,8 @@ namespace remesh::comm {
 
 // REQUIRES: n >= 1. Entry i has rank i.
 std::vector<std::unique_ptr<Comm>> make_local_comms(int n);
+
+// Calls f with the Comm of each of n ranks, in a thread each, and waits.
+void on_ranks(int n, const std::function<void(Comm&)>& f);
 
 }  // namespace remesh::comm

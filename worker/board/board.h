@@ -55,6 +55,9 @@ struct StepRecord {
   bool has_digest = false;
   uint64_t digest = 0;
 };
+// As it leaves the rank's host; without what was not measured.
+pb::StepMetrics to_metrics(const StepRecord& record, int64_t generation,
+                           const pb::Mesh& mesh);
 
 class Board {
  public:

@@ -6,7 +6,6 @@
 
 #include "proto/base/check.h"
 #include "proto/data/index.h"
-#include "worker/data/token_shard.h"
 
 namespace remesh::data {
 namespace {
@@ -38,11 +37,6 @@ Result<MappedShard> open_entry(const std::string& dir, const Index& index,
 }
 
 }  // namespace
-
-Split::Split() = default;
-Split::~Split() = default;
-Split::Split(Split&&) noexcept = default;
-Split& Split::operator=(Split&&) noexcept = default;
 
 template <typename F>
 Status Split::for_each_part(int64_t begin, int64_t count, const F& f) const {

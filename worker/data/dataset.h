@@ -26,19 +26,13 @@
 
 #include "proto/base/status.h"
 #include "proto/data/index.h"
+#include "worker/data/token_shard.h"
 
 namespace remesh::data {
-
-class MappedShard;
 
 // One split: tokens 0 .. num_tokens() - 1.
 class Split {
  public:
-  Split();
-  ~Split();
-  Split(Split&&) noexcept;
-  Split& operator=(Split&&) noexcept;
-
   // Maps the shards, which Dataset::open() describes; called once.
   Status open(const std::string& dir, const Index& index,
               const std::vector<ShardEntry>& entries);

@@ -4,7 +4,6 @@
 #include <unistd.h>
 
 #include <algorithm>
-#include <cstdio>
 #include <cstdlib>
 #include <functional>
 #include <memory>
@@ -91,12 +90,8 @@ Result<std::vector<Counts>> count_members(const Dataset& set) {
   return out;
 }
 
-Json null_if_empty(const std::string& text) {
-  return text.empty() ? Json() : Json(text);
-}
-
 Json member_json(const Member& member, const Counts& c) {
-  Json out{{"name", null_if_empty(member.name)},
+  Json out{{"name", or_null(!member.name.empty(), member.name)},
            {"weight", member.weight},
            {"train_tokens", member.train.num_tokens()},
            {"val_tokens", member.val.num_tokens()},
@@ -246,11 +241,12 @@ Status inspect(const Options& o) {
                      parts_of(*tokenizer, input, target, starts));
     const int64_t first = s.window * o.seq_len, last = first + o.seq_len - 1;
     if (o.json)
-      sequences.push_back({{"member", null_if_empty(member.name)},
-                           {"window", s.window},
-                           {"first_token", first},
-                           {"last_token", last},
-                           {"parts", parts_json(parts)}});
+      sequences.push_back(
+          {{"member", or_null(!member.name.empty(), member.name)},
+           {"window", s.window},
+           {"first_token", first},
+           {"last_token", last},
+           {"parts", parts_json(parts)}});
     else
       fmt::print(
           "\n=== sequence {} of train.seed {}: tokens {} to {}{} ===\n{}\n", i,

@@ -24,31 +24,32 @@ namespace remesh::data {
 namespace {
 
 Status prepare_command(const PrepareOptions& options, bool json) {
-  Result<PrepareSummary> done = invalid_argument("not run");
+  Result<Prepared> done = invalid_argument("not run");
   {
     ProgressBar bar("preparing");
     done =
         prepare(options, *posix_file_system(),
                 [&](uint64_t read, uint64_t total) { bar.show(read, total); });
   }
-  ASSIGN_OR_RETURN(const PrepareSummary s, std::move(done));
-  if (!s.changes.empty())
+  ASSIGN_OR_RETURN(const Prepared made, std::move(done));
+  const Index& index = made.index;
+  if (!made.changes.empty())
     print_error(
         fmt::format("note: decoding does not undo all that this tokenizer does "
                     "to a text: {}\n",
-                    s.changes));
+                    made.changes));
   if (json) {
     print_json({{"path", options.out_dir},
-                {"up_to_date", s.up_to_date},
-                {"data_id", s.data_id},
-                {"documents", s.documents},
-                {"text_bytes", s.text_bytes},
-                {"train_tokens", s.train_tokens},
-                {"train_shards", s.train_shards},
-                {"val_tokens", s.val_tokens},
-                {"val_shards", s.val_shards},
-                {"tokenizer", s.tokenizer},
-                {"vocab_size", s.vocab_size}});
+                {"up_to_date", made.up_to_date},
+                {"data_id", index.data_id},
+                {"documents", index.documents},
+                {"text_bytes", index.text_bytes},
+                {"train_tokens", index.train_tokens()},
+                {"train_shards", index.train.size()},
+                {"val_tokens", index.val_tokens()},
+                {"val_shards", index.val.size()},
+                {"tokenizer", index.tokenizer},
+                {"vocab_size", index.vocab_size}});
     return ok_status();
   }
   fmt::print(
@@ -56,10 +57,11 @@ Status prepare_command(const PrepareOptions& options, bool json) {
       "  training    {} tokens in {}\n"
       "  validation  {} tokens in {}\n"
       "  tokenizer {}, vocabulary {}, data_id {}\n",
-      options.out_dir, s.up_to_date ? "up to date, " : "",
-      plural(s.documents, "document"), format_bytes(s.text_bytes),
-      s.train_tokens, plural(s.train_shards, "shard"), s.val_tokens,
-      plural(s.val_shards, "shard"), s.tokenizer, s.vocab_size, s.data_id);
+      options.out_dir, made.up_to_date ? "up to date, " : "",
+      plural(index.documents, "document"), format_bytes(index.text_bytes),
+      index.train_tokens(), plural(std::ssize(index.train), "shard"),
+      index.val_tokens(), plural(std::ssize(index.val), "shard"),
+      index.tokenizer, index.vocab_size, index.data_id);
   return ok_status();
 }
 

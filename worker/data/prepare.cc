@@ -94,7 +94,6 @@ class Progress {
     done_ += bytes;
     if (sink_) sink_(done_, std::max(done_, total_));
   }
-  uint64_t total() const { return total_; }
 
  private:
   const PrepareProgress& sink_;
@@ -146,35 +145,18 @@ Result<std::vector<InputEntry>> hash_inputs(const PrepareOptions& o,
   return entries;
 }
 
-PrepareSummary summarize(const Index& index,
-                         const tokenizer::Tokenizer& tokenizer,
-                         uint64_t input_bytes) {
-  PrepareSummary s;
-  s.data_id = index.data_id;
-  s.tokenizer = index.tokenizer;
-  s.changes = tokenizer.changes();
-  s.vocab_size = index.vocab_size;
-  s.input_bytes = input_bytes;
-  s.text_bytes = index.text_bytes;
-  s.documents = index.documents;
-  s.train_tokens = index.train_tokens();
-  s.val_tokens = index.val_tokens();
-  s.train_shards = static_cast<int64_t>(index.train.size());
-  s.val_shards = static_cast<int64_t>(index.val.size());
-  return s;
-}
-
 // Reads all of a data set.
 Status verify(const std::string& folder) {
   ASSIGN_OR_RETURN(const Dataset set, Dataset::open(folder));
   return set.verify();
 }
 
-// Checks what is in the folder. Returns a summary if it has exactly the data
+// Checks what is in the folder. Returns the index if it has exactly the data
 // set wanted, and nothing if prepare may write there.
-Result<std::optional<PrepareSummary>> check_existing(
-    const PrepareOptions& o, const tokenizer::Tokenizer& tokenizer,
-    const OutDir& out, int64_t block_bytes, Progress& progress) {
+Result<std::optional<Index>> check_existing(const PrepareOptions& o,
+                                            const OutDir& out,
+                                            int64_t block_bytes,
+                                            Progress& progress) {
   std::vector<std::string> own;
   std::vector<std::string> foreign;
   RETURN_IF_ERROR(out.list(own, foreign));
@@ -183,7 +165,7 @@ Result<std::optional<PrepareSummary>> check_existing(
         "{}: not empty and not a data set (it has {}): choose another folder, "
         "or use --overwrite to add the data set to these files",
         out.path(), foreign[0]));
-  if (!out.has_index()) return std::optional<PrepareSummary>();
+  if (!out.has_index()) return std::optional<Index>();
   const std::string path = out.path() + "/" + kIndexName;
   const auto text = read_file(out.fs(), path, kMaxIndexBytes);
   const Result<Index> index =
@@ -195,14 +177,12 @@ Result<std::optional<PrepareSummary>> check_existing(
     if (index->source_id != source_id_of(o, block_bytes, inputs)) {
       why = already_exists("made from other inputs or options");
     } else if (const Status sound = verify(out.path()); sound.ok()) {
-      PrepareSummary summary = summarize(*index, tokenizer, progress.total());
-      summary.up_to_date = true;
-      return std::optional<PrepareSummary>(summary);
+      return std::optional<Index>(*index);
     } else {
       why = sound;
     }
   }
-  if (o.overwrite) return std::optional<PrepareSummary>();
+  if (o.overwrite) return std::optional<Index>();
   return already_exists(fmt::format(
       "{}: already has a data set ({}): choose another folder, or use "
       "--overwrite",
@@ -297,8 +277,8 @@ Result<std::unique_ptr<ChatTemplate>> open_template(const PrepareOptions& o) {
 
 }  // namespace
 
-Result<PrepareSummary> prepare(const PrepareOptions& given, FileSystem& fs,
-                               const PrepareProgress& progress) {
+Result<Prepared> prepare(const PrepareOptions& given, FileSystem& fs,
+                         const PrepareProgress& progress) {
   RETURN_IF_ERROR(check_options(given));
   PrepareOptions options = given;
   ASSIGN_OR_RETURN(options.inputs, expand_inputs(given.inputs));
@@ -316,10 +296,11 @@ Result<PrepareSummary> prepare(const PrepareOptions& given, FileSystem& fs,
                    OutDir::open(fs, options.out_dir));
   {
     Progress hashing(progress, inputs);
-    ASSIGN_OR_RETURN(
-        const std::optional<PrepareSummary> existing,
-        check_existing(options, *tokenizer, *out, block_bytes, hashing));
-    if (existing) return *existing;
+    ASSIGN_OR_RETURN(std::optional<Index> existing,
+                     check_existing(options, *out, block_bytes, hashing));
+    if (existing)
+      return Prepared{std::move(*existing), tokenizer->changes(),
+                      /*up_to_date=*/true};
   }
   Index index{.tokenizer = tokenizer->id(),
               .vocab_size = tokenizer->vocab_size(),
@@ -351,7 +332,7 @@ Result<PrepareSummary> prepare(const PrepareOptions& given, FileSystem& fs,
         ": no conversation has an answer, so the loss would count nothing: "
         "expected messages whose \"role\" is \"assistant\"");
   RETURN_IF_ERROR(out->commit(index, {&train, &val}));
-  return summarize(index, *tokenizer, done.total());
+  return Prepared{std::move(index), tokenizer->changes()};
 }
 
 }  // namespace remesh::data

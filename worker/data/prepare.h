@@ -33,6 +33,7 @@
 
 #include "proto/base/file_system.h"
 #include "proto/base/status.h"
+#include "proto/data/index.h"
 
 namespace remesh::data {
 
@@ -54,19 +55,10 @@ struct PrepareOptions {
   bool overwrite = false;  // replace a different data set in out_dir
 };
 
-struct PrepareSummary {
-  bool up_to_date = false;  // out_dir already has this data set
-  std::string data_id;
-  std::string tokenizer;
-  std::string changes;  // of the tokenizer (Tokenizer::changes())
-  int64_t vocab_size = 0;
-  uint64_t input_bytes = 0;  // as stored (compressed)
-  uint64_t text_bytes = 0;   // of text, including separators
-  int64_t documents = 0;
-  int64_t train_tokens = 0;  // including end-of-text tokens
-  int64_t val_tokens = 0;
-  int64_t train_shards = 0;
-  int64_t val_shards = 0;
+struct Prepared {
+  Index index;
+  std::string changes;      // of the tokenizer (Tokenizer::changes())
+  bool up_to_date = false;  // out_dir had this data set already
 };
 
 // Input bytes read so far and in total. Called at least once per MiB.
@@ -81,7 +73,7 @@ using PrepareProgress = std::function<void(uint64_t done, uint64_t total)>;
 // out_dir has other files; with `overwrite` a data set there is replaced, and
 // other files are never touched. Writes through `fs`; reads the inputs
 // directly.
-Result<PrepareSummary> prepare(const PrepareOptions& options, FileSystem& fs,
-                               const PrepareProgress& progress = {});
+Result<Prepared> prepare(const PrepareOptions& options, FileSystem& fs,
+                         const PrepareProgress& progress = {});
 
 }  // namespace remesh::data

@@ -47,10 +47,6 @@ Status check_is_text(const std::string& path, std::string_view bytes) {
   return ok_status();
 }
 
-}  // namespace
-
-namespace {
-
 // Decompresses gzip files of one or more members, and checks the length and the
 // CRC of each, which libarchive does not.
 class Gunzip {
@@ -341,8 +337,6 @@ Status BlockSplitter::end_file() {
     RETURN_IF_ERROR(end_line());
   return end_document();
 }
-
-Status BlockSplitter::finish() { return emit(); }
 
 Result<uint64_t> split_text(TextReader& reader, bool raw_bytes,
                             BlockSplitter& splitter,

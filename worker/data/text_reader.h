@@ -69,7 +69,8 @@ class BlockSplitter {
   // separators: whether a line that is kDocumentSeparator ends a document.
   Status feed(std::string_view text, bool separators = true);
   Status end_file();  // also ends the document
-  Status finish();    // after the last end_file()
+  // After the last end_file().
+  Status finish() { return emit(); }
   int64_t documents() const { return documents_; }
 
  private:

@@ -205,14 +205,6 @@ bool MappedShard::bit(uint64_t array, int64_t token) const {
   return (byte >> (t % 8) & std::byte{1}) != std::byte{0};
 }
 
-bool MappedShard::is_target(int64_t token) const {
-  return !info_.has_marks || bit(0, token);
-}
-
-bool MappedShard::begins_document(int64_t token) const {
-  return info_.has_marks && bit(1, token);
-}
-
 Status MappedShard::verify() const {
   const std::string found = hex(xxh3_128(payload()));
   if (found != info_.checksum)

@@ -114,8 +114,12 @@ class MappedShard {
   Status read(int64_t begin, std::span<int32_t> out) const;
   // The marks of a token; without has_marks, of any. REQUIRES: it is inside the
   // shard.
-  bool is_target(int64_t token) const;
-  bool begins_document(int64_t token) const;
+  bool is_target(int64_t token) const {
+    return !info_.has_marks || bit(0, token);
+  }
+  bool begins_document(int64_t token) const {
+    return info_.has_marks && bit(1, token);
+  }
   // Checks the tokens against the checksum and the vocabulary.
   Status verify() const;
   uint64_t payload_bytes() const { return payload().size(); }

@@ -71,8 +71,7 @@ Status Engine::init(const Layout& layout, int rank) {
                    geometry::make_rank_shard(table_, sharding_, rank));
   if (table_.config().lora.rank > 0) RETURN_IF_ERROR(make_base(rank));
   RETURN_IF_ERROR(make_state());
-  if (single()) return make_stages();
-  return ok_status();
+  return single() ? make_stages() : ok_status();
 }
 
 Status Engine::make_base(int rank) {
@@ -100,19 +99,6 @@ Status Engine::make_state() {
                               schedule_.num_microbatches == 1,
                               options_.bucket_elements, waited_.reduce));
   return ok_status();
-}
-
-bool Engine::single() const {
-  return rank_shard_.shard.layout().tp == 1 &&
-         rank_shard_.shard.layout().cp == 1;
-}
-
-bool Engine::first_stage(int chunk) const {
-  return rank_shard_.shard.has_embedding(chunk);
-}
-
-bool Engine::last_stage(int chunk) const {
-  return rank_shard_.shard.has_head(chunk);
 }
 
 model::StageOptions Engine::stage_options(int chunk, int slots) const {
@@ -216,11 +202,6 @@ Status Engine::connect(comm::Mesh& mesh) {
   if (!single()) RETURN_IF_ERROR(make_stages());
   make_groups(mesh);
   return ok_status();
-}
-
-void Engine::commit_state(int64_t step) {
-  state_->commit(step);
-  step_ = step;
 }
 
 void Engine::state_loaded() {

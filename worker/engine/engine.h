@@ -190,7 +190,10 @@ class Engine {
   void set_step(int64_t step) { step_ = step; }
   // Writes a state from outside: StateStore::begin() and commit().
   StateView begin_state() { return state_->begin(); }
-  void commit_state(int64_t step);
+  void commit_state(int64_t step) {
+    state_->commit(step);
+    step_ = step;
+  }
   // Without adapters nullptr. To be filled in before state_loaded().
   FrozenBase* base() { return base_.get(); }
   // Loads the compute weights from the state vectors just written. Collective
@@ -228,10 +231,18 @@ class Engine {
   model::StageOptions stage_options(int chunk, int slots) const;
   void make_groups(comm::Mesh& mesh);
 
-  bool single() const;  // no tensor, no context parallelism
-  bool first_stage(int chunk) const;
-  bool last_stage(int chunk) const;
-  int64_t elements(const model::MicroBatch& mb) const;
+  // No tensor, no context parallelism.
+  bool single() const {
+    return rank_shard_.shard.layout().tp == 1 &&
+           rank_shard_.shard.layout().cp == 1;
+  }
+  bool first_stage(int chunk) const {
+    return rank_shard_.shard.has_embedding(chunk);
+  }
+  bool last_stage(int chunk) const { return rank_shard_.shard.has_head(chunk); }
+  int64_t elements(const model::MicroBatch& mb) const {
+    return stages_.front()->stream_rows(mb.B, mb.T) * table_.config().dim;
+  }
   void take_part(std::span<const model::MicroBatch> sequences);
   // Announces what the passes receive from neighbouring stages.
   Status expect(const std::vector<geometry::PipeOp>& ops);

@@ -36,10 +36,6 @@ int tag_of(const PipeOp& op, int stage, int num_stages) {
 
 }  // namespace
 
-int64_t Engine::elements(const model::MicroBatch& mb) const {
-  return stages_.front()->stream_rows(mb.B, mb.T) * table_.config().dim;
-}
-
 // Takes this rank's part of every sequence (context parallelism).
 void Engine::take_part(std::span<const model::MicroBatch> sequences) {
   microbatches_.assign(sequences.begin(), sequences.end());

@@ -13,8 +13,7 @@ Result<FlatBuffer> FlatBuffer::make(kernels::Backend& backend, int64_t size,
   void* p = backend.allocate(bytes);
   if (p == nullptr)
     return exhausted("memory: no " + format_bytes(bytes) + " for " + what);
-  b.data_ =
-      std::unique_ptr<float, Free>(static_cast<float*>(p), Free{&backend});
+  b.data_ = {static_cast<float*>(p), kernels::Release{&backend}};
   b.size_ = size;
   return b;
 }

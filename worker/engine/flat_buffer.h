@@ -28,11 +28,7 @@ class FlatBuffer {
   uint64_t bytes() const { return static_cast<uint64_t>(size_) * 4; }
 
  private:
-  struct Free {
-    kernels::Backend* backend;
-    void operator()(float* p) const { backend->release(p); }
-  };
-  std::unique_ptr<float, Free> data_{nullptr, Free{nullptr}};
+  std::unique_ptr<float, kernels::Release> data_;
   int64_t size_ = 0;
 };
 

@@ -85,8 +85,6 @@ bool GradStore::is_tied(size_t unit) const {
   return false;
 }
 
-float* GradStore::memory(size_t unit) { return all_.data() + where_[unit]; }
-
 void GradStore::begin() {
   CHECK(under_way_.empty());
   // New memory is zero, so the first step need not clear it.
@@ -197,10 +195,8 @@ void GradStore::start_scatters() {
     const auto u = static_cast<size_t>(sum.unit);
     const auto length = static_cast<size_t>(layout_.length(u));
     const auto share = static_cast<size_t>(layout_.share(u));
-    float* mine = streams_ ? shares_.data() + share_at_[u]
-                           : memory(u) + layout_.share(u) * zero_.shard_index();
     sum.requests.push_back(groups_.shard->start_reduce_scatter(
-        {memory(u), length}, {mine, share}));
+        {memory(u), length}, {reduced(u).data(), share}));
   }
 }
 
@@ -275,7 +271,5 @@ std::span<float> GradStore::reduced(size_t unit) {
   if (streams_) return {shares_.data() + share_at_[unit], n};
   return {memory(unit) + layout_.share(unit) * zero_.shard_index(), n};
 }
-
-void GradStore::poll() { move_on(/*wait=*/false); }
 
 }  // namespace remesh::engine

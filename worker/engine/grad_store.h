@@ -69,7 +69,7 @@ class GradStore {
   // The sum over the unit's update range, valid until the next begin().
   std::span<float> reduced(size_t unit);
   // Advances operations in progress.
-  void poll();
+  void poll() { move_on(/*wait=*/false); }
 
   uint64_t bytes() const { return all_.bytes() + shares_.bytes(); }
 
@@ -97,7 +97,7 @@ class GradStore {
   void start_buckets();
   // wait: until the oldest sum in progress is complete.
   void move_on(bool wait);
-  float* memory(size_t unit);
+  float* memory(size_t unit) { return all_.data() + where_[unit]; }
   bool is_tied(size_t unit) const;
 
   const geometry::ShardTable& shard_;

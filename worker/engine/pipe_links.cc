@@ -5,10 +5,6 @@
 
 namespace remesh::engine {
 
-PipeLinks::PipeLinks(kernels::Backend& backend, int64_t max_elements,
-                     double& waited_s)
-    : backend_(backend), max_elements_(max_elements), waited_s_(waited_s) {}
-
 Status PipeLinks::expect(std::vector<Message> messages) {
   CHECK(expected_.empty() && posted_.empty());
   expected_.assign(messages.begin(), messages.end());
@@ -94,11 +90,6 @@ void PipeLinks::finish() {
   sending_.clear();
   if (copy_.request != nullptr) copy_.request->wait();
   copy_.request.reset();
-}
-
-void PipeLinks::poll() {
-  if (copy_.request != nullptr) copy_.request->test();
-  for (Buffer* const b : posted_) b->request->test();
 }
 
 uint64_t PipeLinks::bytes() const {

@@ -34,7 +34,8 @@ class PipeLinks {
 
   // No message has more than max_elements. Adds the seconds it waits for
   // neighbours to `waited_s`. Both references must outlive this object.
-  PipeLinks(kernels::Backend& backend, int64_t max_elements, double& waited_s);
+  PipeLinks(kernels::Backend& backend, int64_t max_elements, double& waited_s)
+      : backend_(backend), max_elements_(max_elements), waited_s_(waited_s) {}
   void connect(comm::Comm& pp) { pp_ = &pp; }
 
   // The messages that will be received, in order. Starts to receive the first
@@ -53,7 +54,10 @@ class PipeLinks {
   // Waits until everything is sent.
   void finish();
   // Advances operations in progress.
-  void poll();
+  void poll() {
+    if (copy_.request != nullptr) copy_.request->test();
+    for (Buffer* const b : posted_) b->request->test();
+  }
 
   uint64_t bytes() const;
 

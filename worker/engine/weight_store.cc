@@ -75,10 +75,6 @@ void WeightStore::connect(comm::Comm* gather,
   stages_ = std::move(stages);
 }
 
-bool WeightStore::is_block(int unit) const {
-  return shard_.units()[static_cast<size_t>(unit)].kind == UnitKind::kBlock;
-}
-
 void WeightStore::set_master(std::span<const float> master) {
   CHECK(static_cast<int64_t>(master.size()) == zero_.state_elements());
   master_ = master;

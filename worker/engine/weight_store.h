@@ -87,7 +87,10 @@ class WeightStore {
               kernels::Backend& backend, std::span<const float> master,
               double& waited_s);
   Status allocate();
-  bool is_block(int unit) const;
+  bool is_block(int unit) const {
+    return shard_.units()[static_cast<size_t>(unit)].kind ==
+           geometry::UnitKind::kBlock;
+  }
   Buffer& buffer(int unit) {
     return buffers_[buffer_of_[static_cast<size_t>(unit)]];
   }

@@ -42,30 +42,22 @@ namespace remesh::kernels {
 // A linear layer's weight (out, in) in the backend's own format.
 class Weight {
  public:
+  Weight(Dtype dtype, int64_t out, int64_t in)
+      : dtype_(dtype), out_(out), in_(in) {}
   virtual ~Weight() = default;
-  virtual Dtype dtype() const = 0;
-  virtual int64_t out() const = 0;
-  virtual int64_t in() const = 0;
+  Dtype dtype() const { return dtype_; }
+  int64_t out() const { return out_; }
+  int64_t in() const { return in_; }
   virtual uint64_t bytes() const = 0;
+
+ private:
+  const Dtype dtype_;
+  const int64_t out_, in_;
 };
 
 // Tokens [first, first + tokens) of the B * T of a batch, all of one sequence.
 struct Document {
   int64_t first = 0, tokens = 0;
-};
-
-// Grouped-query attention (Ainslie et al. 2023): query head h reads key/value
-// head h / (num_heads / num_kv_heads). Token n = b * T + t of q, k, v starts
-// `stride` elements after token n - 1; inside a token, heads are contiguous.
-struct AttentionShape {
-  int64_t B = 0, T = 0;
-  int64_t num_heads = 0, num_kv_heads = 0, head_dim = 0;
-  int64_t stride = 0;
-  // Tokens that a token attends to, itself included; 0: all before it.
-  int64_t window = 0;
-  // A token attends to those of its own document only. They divide the batch,
-  // in order; empty: each sequence is one.
-  std::span<const Document> documents;
 };
 
 // The first num_heads heads of each of `rows` tokens; inside a token, heads are
@@ -75,13 +67,17 @@ struct HeadRows {
   int64_t x_stride = 0, y_stride = 0;  // elements between tokens
 };
 
-// One block of attention between Tq queries and Tk keys of sequences that are
-// split over ranks (ring attention, Liu et al. 2023): query i, at position
-// q0 + i, sees key j, at position k0 + j, when 0 <= q0 + i - (k0 + j) < window,
-// a window of 0 being infinite. Token n = b * q_batch + i of q starts
-// n * q_stride elements in, token n = b * kv_batch + j of k and v
-// n * kv_stride; inside a token, heads are contiguous. lse of (b, h, i) is
-// lse[(b * num_heads + h) * lse_T + i].
+// Grouped-query attention (Ainslie et al. 2023) between Tq queries and Tk keys
+// of each of B sequences: query head h reads key/value head
+// h / (num_heads / num_kv_heads), and query i, at position q0 + i, sees key j,
+// at position k0 + j, when 0 <= q0 + i - (k0 + j) < window, a window of 0 being
+// infinite. Token n = b * q_batch + i of q starts n * q_stride elements in,
+// token n = b * kv_batch + j of k and v n * kv_stride; inside a token, heads
+// are contiguous. lse of (b, h, i) is lse[(b * num_heads + h) * lse_T + i].
+//
+// Of complete sequences of T tokens, Tq, Tk, q_batch, kv_batch and lse_T are T,
+// and q0 and k0 are 0. Of sequences that are split over ranks (ring attention,
+// Liu et al. 2023) it is one block.
 struct AttentionSegment {
   int64_t B = 0, Tq = 0, Tk = 0;
   int64_t num_heads = 0, num_kv_heads = 0, head_dim = 0;
@@ -90,21 +86,9 @@ struct AttentionSegment {
   int64_t lse_T = 0;
   int64_t q0 = 0, k0 = 0;
   int64_t window = 0;
-  // Complete sequences: one block of each with itself.
-  static AttentionSegment whole(const AttentionShape& s) {
-    return {.B = s.B,
-            .Tq = s.T,
-            .Tk = s.T,
-            .num_heads = s.num_heads,
-            .num_kv_heads = s.num_kv_heads,
-            .head_dim = s.head_dim,
-            .q_stride = s.stride,
-            .kv_stride = s.stride,
-            .q_batch = s.T,
-            .kv_batch = s.T,
-            .lse_T = s.T,
-            .window = s.window};
-  }
+  // Of complete sequences: a token attends to those of its own document only.
+  // They divide the batch, in order; empty: each sequence is one.
+  std::span<const Document> documents;
 };
 
 // One AdamW update (Loshchilov & Hutter 2019), as torch.optim.AdamW:
@@ -206,13 +190,14 @@ class Backend {
                     const float* sin, bool inverse) = 0;
 
   // --- causal attention (Dao et al. 2022: tiles, no score matrix) ---
-  // out (N, num_heads * head_dim), lse (B, num_heads, T): log of the softmax
-  // denominators. Scores are scaled by 1 / sqrt(head_dim).
-  virtual void attention(Dtype d, const AttentionShape& s, const void* q,
+  // Of complete sequences. out (N, num_heads * head_dim), lse (B, num_heads,
+  // T): log of the softmax denominators. Scores are scaled by
+  // 1 / sqrt(head_dim).
+  virtual void attention(Dtype d, const AttentionSegment& s, const void* q,
                          const void* k, const void* v, void* out,
                          float* lse) = 0;
-  // dq, dk, dv are written, with the stride of q, k, v.
-  virtual void attention_backward(Dtype d, const AttentionShape& s,
+  // dq, dk, dv are written, with the strides of q, k, v.
+  virtual void attention_backward(Dtype d, const AttentionSegment& s,
                                   const void* q, const void* k, const void* v,
                                   const void* out, const float* lse,
                                   const void* dout, void* dq, void* dk,
@@ -312,6 +297,12 @@ class Backend {
   virtual void adamw(const AdamWOptions& options, int64_t n, const float* g,
                      const float* p, const float* m, const float* v,
                      float* new_p, float* new_m, float* new_v) = 0;
+};
+
+// Deletes memory of allocate(), for std::unique_ptr.
+struct Release {
+  Backend* backend = nullptr;
+  void operator()(void* p) const { backend->release(p); }
 };
 
 // A backend by its name, "cpu" or "reference", with `threads` threads.

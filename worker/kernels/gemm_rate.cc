@@ -8,10 +8,9 @@ namespace remesh::kernels {
 
 double measure_gemm_rate(Backend& backend, Dtype d, int64_t rows, int64_t out,
                          int64_t in, double budget_s) {
-  const auto free = [&](void* p) { backend.release(p); };
   const auto buffer = [&](int64_t n, size_t size) {
-    return std::unique_ptr<void, decltype(free)>(
-        backend.allocate(static_cast<size_t>(n) * size), free);
+    return std::unique_ptr<void, Release>(
+        backend.allocate(static_cast<size_t>(n) * size), {&backend});
   };
   const auto w = backend.make_weight(d, out, in);
   const auto master = buffer(out * in, sizeof(float));

@@ -14,6 +14,7 @@
 #include "proto/base/check.h"
 #include "proto/base/clock.h"
 #include "proto/base/entries.h"
+#include "proto/base/file_system.h"
 #include "proto/base/machine.h"
 #include "worker/kernels/gemm_rate.h"
 
@@ -106,11 +107,7 @@ class Host {
     return short_;
   }
 
-  struct Free {
-    Backend* backend;
-    void operator()(void* p) const { backend->release(p); }
-  };
-  using Buffer = std::unique_ptr<float, Free>;
+  using Buffer = std::unique_ptr<float, kernels::Release>;
   // fp32, filled with small numbers.
   Buffer buffer(int64_t n) {
     const size_t bytes = static_cast<size_t>(n) * sizeof(float);
@@ -150,21 +147,27 @@ class Host {
 
   // As parallel/planner/layer_cost.cc counts the forward pass: 2 N (T + 128) q.
   double attention(Dtype d) {
-    const kernels::AttentionShape s{.B = 1,
-                                    .T = 1024,
-                                    .num_heads = 8,
-                                    .num_kv_heads = 8,
-                                    .head_dim = 64,
-                                    .stride = 512};
-    const int64_t n = s.T * s.stride;
+    constexpr int64_t T = 1024, kWidth = 512;
+    const kernels::AttentionSegment s{.B = 1,
+                                      .Tq = T,
+                                      .Tk = T,
+                                      .num_heads = 8,
+                                      .num_kv_heads = 8,
+                                      .head_dim = 64,
+                                      .q_stride = kWidth,
+                                      .kv_stride = kWidth,
+                                      .q_batch = T,
+                                      .kv_batch = T,
+                                      .lse_T = T};
+    const int64_t n = T * kWidth;
     const Buffer q = buffer(n), k = buffer(n), v = buffer(n), o = buffer(n);
-    const Buffer lse = buffer(s.T * s.num_heads);
+    const Buffer lse = buffer(T * s.num_heads);
     if (lacks_memory()) return 1;
     const double s_each = fastest(rounds([&] {
       backend_.attention(d, s, q.get(), k.get(), v.get(), o.get(), lse.get());
       backend_.synchronize();
     }));
-    const double flops = 2.0 * static_cast<double>(s.T * (s.T + 128) * 512);
+    const double flops = 2.0 * static_cast<double>(T * (T + 128) * kWidth);
     return mean_over_ranks(flops / s_each);
   }
 
@@ -349,8 +352,7 @@ double network_speed() {
     std::ifstream(path / "operstate") >> state;
     if (state != "up") continue;
     any = std::max(any, megabits * kMegabit);
-    std::error_code ignored;
-    if (fs::exists(path / "device", ignored))
+    if (path_exists(path / "device"))
       real = std::max(real, megabits * kMegabit);
   }
   return real > 0 ? real : any;

@@ -15,6 +15,7 @@
 #include "proto/data/index.h"
 #include "proto/rundir/paths.h"
 #include "proto/rundir/run_id.h"
+#include "worker/tokenizer/tokenizer_json.h"
 
 namespace remesh::sample {
 namespace {
@@ -117,16 +118,11 @@ std::vector<int32_t> begin_of_tokenizer(FileSystem& fs, const ModelFiles& m) {
   const auto model = json_of(fs, m.folder, huggingface::kConfigName);
   if (model.is_object())
     return token_ids(model.value("bos_token_id", nlohmann::json()).dump());
-  std::vector<std::string> names = {"<|begin_of_text|>", "<s>", "<bos>"};
   const auto config = json_of(fs, m.folder, "tokenizer_config.json");
-  if (config.is_object() && config.contains("bos_token")) {
-    const auto& token = config["bos_token"];
-    const auto& name = token.is_object() && token.contains("content")
-                           ? token["content"]
-                           : token;
-    if (name.is_string()) names.insert(names.begin(), name.get<std::string>());
-  }
-  for (const std::string& name : names) {
+  const std::string given =
+      tokenizer::token_in_config(config.dump(), "bos_token");
+  for (const std::string& name : {given, std::string("<|begin_of_text|>"),
+                                  std::string("<s>"), std::string("<bos>")}) {
     std::vector<int32_t> ids;
     if (m.tokenizer->encode(name, {.special = true}, ids).ok() &&
         ids.size() == 1 && m.tokenizer->is_added(ids.front()))

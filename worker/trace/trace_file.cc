@@ -12,21 +12,6 @@ namespace {
 
 using board::Lane;
 
-// Assigns spans, sorted by begin, to the fewest lanes in which none overlap.
-std::vector<int> to_lanes(
-    const std::vector<std::pair<int64_t, int64_t>>& spans) {
-  std::vector<int64_t> ends;  // by lane
-  std::vector<int> lanes;
-  for (const auto& [begin, end] : spans) {
-    size_t lane = 0;
-    while (lane < ends.size() && ends[lane] > begin) ++lane;
-    if (lane == ends.size()) ends.push_back(0);
-    ends[lane] = end;
-    lanes.push_back(static_cast<int>(lane));
-  }
-  return lanes;
-}
-
 std::string metadata(int pid, int tid, const char* what, const char* key,
                      const std::string& value) {
   return fmt::format(
@@ -34,24 +19,20 @@ std::string metadata(int pid, int tid, const char* what, const char* key,
       tid, what, key, value);
 }
 
-// Assigns tids from `first_tid` on to the spans of `lane`; returns the number
-// of tids used.
+// Assigns tids from `first_tid` on to the spans of `lane`, sorted by begin: the
+// fewest for which none overlap. Returns the number of tids used.
 int place(const std::vector<FileSpan>& spans, Lane lane, int first_tid,
           std::vector<int>* tids) {
-  std::vector<std::pair<int64_t, int64_t>> times;
-  std::vector<size_t> of_lane;
+  std::vector<int64_t> ends;  // of the last span so far, by tid
   for (size_t i = 0; i < spans.size(); ++i) {
     if (spans[i].lane != lane) continue;
-    times.emplace_back(spans[i].begin_us, spans[i].end_us);
-    of_lane.push_back(i);
+    size_t at = 0;
+    while (at < ends.size() && ends[at] > spans[i].begin_us) ++at;
+    if (at == ends.size()) ends.push_back(0);
+    ends[at] = spans[i].end_us;
+    (*tids)[i] = first_tid + static_cast<int>(at);
   }
-  int used = 0;
-  const std::vector<int> lanes = to_lanes(times);
-  for (size_t i = 0; i < lanes.size(); ++i) {
-    (*tids)[of_lane[i]] = first_tid + lanes[i];
-    used = std::max(used, lanes[i] + 1);
-  }
-  return used;
+  return static_cast<int>(ends.size());
 }
 
 std::string span_line(int pid, int tid, const FileSpan& s) {

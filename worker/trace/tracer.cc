@@ -9,8 +9,7 @@
 
 namespace remesh::trace {
 
-Tracer::Tracer(TracerOptions options)
-    : options_(std::move(options)), able_(true) {
+Tracer::Tracer(TracerOptions options) : options_(std::move(options)) {
   const int64_t before = monotonic_ns();
   const double unix_s = unix_seconds();
   unix_minus_monotonic_ns_ = static_cast<int64_t>(unix_s * 1e6) * 1000 - before;
@@ -36,21 +35,6 @@ void Tracer::add(Lane lane, Category category, const char* name,
     return;
   }
   records_.push_back(r);
-}
-
-const char* Tracer::keep(const std::string& text) {
-  const std::lock_guard lock(mutex_);
-  return kept_.insert(text).first->c_str();
-}
-
-size_t Tracer::num_spans() const {
-  const std::lock_guard lock(mutex_);
-  return records_.size();
-}
-
-size_t Tracer::dropped() const {
-  const std::lock_guard lock(mutex_);
-  return dropped_;
 }
 
 std::string Tracer::to_json() const {

@@ -61,8 +61,7 @@ struct TracerOptions {
 
 class Tracer {
  public:
-  Tracer() = default;  // never keeps spans
-  explicit Tracer(TracerOptions options);
+  explicit Tracer(TracerOptions options = {});
   Tracer(const Tracer&) = delete;
   Tracer& operator=(const Tracer&) = delete;
 
@@ -72,8 +71,8 @@ class Tracer {
   board::FlightRecord* flight() const { return flight_; }
 
   bool on() const { return on_; }
-  // Starts or stops keeping spans. A default-constructed tracer stays off.
-  void set_on(bool on) { on_ = on && able_; }
+  // Starts or stops keeping spans.
+  void set_on(bool on) { on_ = on; }
   // Whether there is an output.
   bool listens() const { return on_ || flight_ != nullptr; }
 
@@ -99,10 +98,19 @@ class Tracer {
            int64_t end_ns, std::initializer_list<Arg> args = {},
            const char* group = nullptr);
   // A copy of the text that lives as long as the tracer.
-  const char* keep(const std::string& text);
+  const char* keep(const std::string& text) {
+    const std::lock_guard lock(mutex_);
+    return kept_.insert(text).first->c_str();
+  }
 
-  size_t num_spans() const;
-  size_t dropped() const;
+  size_t num_spans() const {
+    const std::lock_guard lock(mutex_);
+    return records_.size();
+  }
+  size_t dropped() const {
+    const std::lock_guard lock(mutex_);
+    return dropped_;
+  }
   std::string to_json() const;
   // Atomically writes `folder`/gen-G-rank-R.json and creates the folder. Errors
   // name the path.
@@ -120,7 +128,6 @@ class Tracer {
 
   TracerOptions options_;
   board::FlightRecord* flight_ = nullptr;
-  bool able_ = false;
   bool on_ = false;
   int64_t unix_minus_monotonic_ns_ = 0;
   mutable std::mutex mutex_;

@@ -4,7 +4,6 @@
 
 #include <array>
 #include <chrono>
-#include <cstring>
 #include <limits>
 #include <thread>
 #include <utility>

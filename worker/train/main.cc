@@ -12,14 +12,13 @@
 #include <ctime>
 #include <exception>
 #include <fstream>
-#include <iterator>
 #include <memory>
 #include <optional>
-#include <sstream>
 
 #include "proto/base/clock.h"
 #include "proto/base/exit_code.h"
 #include "proto/base/machine.h"
+#include "proto/base/process.h"
 #include "proto/base/socket_guard.h"
 #include "proto/base/usage.h"
 #include "proto/base/version.h"
@@ -39,18 +38,13 @@ struct Arguments {
 // time if /proc does not have it.
 int64_t process_start_ms() {
   const int64_t now = monotonic_ms();
-  std::ifstream in("/proc/self/stat");
-  std::string text((std::istreambuf_iterator<char>(in)), {});
-  const size_t paren = text.rfind(')');
-  if (paren == std::string::npos) return now;
-  std::istringstream fields(text.substr(paren + 1));
-  std::string field;
-  for (int i = 3; i <= 22; ++i) fields >> field;  // 22: starttime, proc(5)
+  const auto stat = read_proc_stat(getpid());
+  if (!stat) return now;
   timespec boot{};
   clock_gettime(CLOCK_BOOTTIME, &boot);
   const int64_t boot_ms = boot.tv_sec * 1000 + boot.tv_nsec / 1'000'000;
-  const int64_t age =
-      boot_ms - std::atoll(field.c_str()) * 1000 / sysconf(_SC_CLK_TCK);
+  const int64_t age = boot_ms - static_cast<int64_t>(stat->start_time) * 1000 /
+                                    sysconf(_SC_CLK_TCK);
   return age >= 0 && age < 60'000 ? now - age : now;
 }
 

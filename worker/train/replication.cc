@@ -59,8 +59,8 @@ Status Replication::take_segments(bool beside_source) {
   std::set<std::string> avoid, keep;
   if (const MemorySource* source = home_.source();
       source != nullptr && beside_source) {
-    avoid = source->reused_paths();
-    keep = source->paths();
+    avoid = source->states().reused;
+    keep = source->states().paths;
   }
   for (const int owner : placement_.kept[static_cast<size_t>(rank_)]) {
     ASSIGN_OR_RETURN(
@@ -86,8 +86,9 @@ void Replication::drop_old(StateSegment& segment) const {
   int source = -1;
   const auto states = segment.contents().states;
   for (const auto& c : states)
-    if (home_.source() != nullptr && c.info.step == home_.source()->step() &&
-        c.info.generation == home_.source()->generation())
+    if (home_.source() != nullptr &&
+        c.info.step == home_.source()->states().step &&
+        c.info.generation == home_.source()->states().generation)
       source = c.buffer;
   for (const int buffer : {0, 1})
     if (buffer != source) segment.begin(buffer);

@@ -76,10 +76,7 @@ Result<SegmentPtr> Segments::take(int64_t elements,
 }
 
 Result<SegmentPtr> Segments::take_beside(int64_t elements,
-                                         const SourceStates& source,
-                                         bool* whole) const {
-  *whole = source.roomy;
-  if (source.roomy) return take(elements, source.paths, source.paths);
+                                         const SourceStates& source) const {
   constexpr auto kHalf = StateSegment::Extent::kHalf;
   auto made = create(elements, kHalf);
   if (is_short(made) && sweep(source.paths, &source) > 0)

@@ -34,21 +34,19 @@ class Segments {
       int64_t elements, const std::set<std::string>& avoid,
       const std::set<std::string>& keep) const;
   // The same for a rank that restores its state from `source`, segments that
-  // must be kept until then. Unless there is room for all (`roomy`), the ranks
-  // of the host take no more than each other: half of a segment, which is new
-  // (see StateSegment::Extent), for which, if need be, unowned segments beside
-  // the source are removed, and the buffers in the source are given back that
-  // are not of that step and generation, except of `reused` segments. *whole:
-  // whether all of it is allocated.
+  // must be kept until then, where there is not room for all: the ranks of the
+  // host take no more than each other, half of a segment, which is new (see
+  // StateSegment::Extent), for which, if need be, unowned segments beside the
+  // source are removed, and the buffers in the source are given back that are
+  // not of that step and generation, except of `reused` segments.
   struct SourceStates {
     std::set<std::string> paths, reused;
     int64_t step = 0, generation = 0;
-    bool roomy = false;
     // Of this worker and of others on this host that have states.
     std::set<std::string> folders(const std::string& own) const;
   };
   Result<std::unique_ptr<memory::StateSegment>> take_beside(
-      int64_t elements, const SourceStates& source, bool* whole) const;
+      int64_t elements, const SourceStates& source) const;
   // Removes the unowned segments, including damaged ones, that are not in
   // `keep`. Returns their number. beside: also in the folders of that source.
   int sweep(const std::set<std::string>& keep,

@@ -4,6 +4,7 @@
 
 #include <chrono>
 #include <map>
+#include <set>
 #include <thread>
 #include <utility>
 
@@ -31,7 +32,7 @@ void MemorySource::read_assignment(const pb::Assignment& assignment) {
                         .host = number(hosts, s.host()),
                         .worker = number(workers, s.worker())});
     files_.push_back(s.segment());
-    paths_.insert(s.segment());
+    states_.paths.insert(s.segment());
   }
 }
 
@@ -46,13 +47,13 @@ Result<std::unique_ptr<MemorySource>> MemorySource::make(
   const pb::StateHolding& first = assignment.source().states(0);
   ASSIGN_OR_RETURN(m.from_, manifest::parse_sharding(first.sharding()));
   m.model_ = geometry::model_id(table);
-  m.step_ = assignment.source().step();
-  m.generation_ = first.generation();
+  m.states_.step = assignment.source().step();
+  m.states_.generation = first.generation();
   m.tokens_ = first.tokens();
   ASSIGN_OR_RETURN(m.plan_, exchange::plan_exchange(table, m.from_, m.sources_,
                                                     to, m.processes_, rank));
   for (const int a : m.plan_.reuses)
-    if (a >= 0) m.reused_paths_.insert(m.files_[static_cast<size_t>(a)]);
+    if (a >= 0) m.states_.reused.insert(m.files_[static_cast<size_t>(a)]);
   if (m.plan_.reuse >= 0) {
     m.reused_ = m.files_[static_cast<size_t>(m.plan_.reuse)];
     m.reused_rank_ = m.sources_[static_cast<size_t>(m.plan_.reuse)].rank;
@@ -64,14 +65,15 @@ Result<std::unique_ptr<MemorySource>> MemorySource::make(
 Result<StateSegment::Committed> MemorySource::find(const StateSegment& segment,
                                                    int rank) const {
   for (const auto& c : segment.contents().states)
-    if (c.info.step == step_ && c.info.generation == generation_ &&
-        c.info.rank == rank && c.info.sharding == from_ &&
-        c.info.model == model_)
+    if (c.info.step == states_.step &&
+        c.info.generation == states_.generation && c.info.rank == rank &&
+        c.info.sharding == from_ && c.info.model == model_)
       return c;
   return not_found(fmt::format(
       "{}: has no state of this model for step {} of generation {}, rank {} of "
       "{}",
-      segment.path(), step_, generation_, rank, from_.layout.to_string()));
+      segment.path(), states_.step, states_.generation, rank,
+      from_.layout.to_string()));
 }
 
 // Opens and verifies the states that this rank reads.
@@ -123,12 +125,13 @@ Status StateHome::reserve(const geometry::Sharding& sharding,
   sharding_ = sharding;
   elements_ = elements;
   const pb::Assignment& a = spec_.assignment();
-  const bool from_memory = a.source().kind() == pb::Source::MEMORY;
-  if (from_memory) {
+  std::set<std::string> kept;
+  if (a.source().kind() == pb::Source::MEMORY) {
     auto source = MemorySource::make(table_, a, sharding, rank_, segments_);
     if (!source.ok()) return fail(kExitBadSource, source.status());
     source_ = std::move(source).value();
-    set_position(source_->step(), source_->tokens());
+    kept = source_->states().paths;
+    set_position(source_->states().step, source_->tokens());
     roomy_ = has_room_for_all();
     if (!source_->reused().empty()) {
       Status reused = reuse();
@@ -138,20 +141,12 @@ Status StateHome::reserve(const geometry::Sharding& sharding,
       return ok_status();
     }
   }
-  auto taken = source_ != nullptr
-                   ? segments_.take_beside(elements, source_states(), &whole_)
-                   : segments_.take(elements, {}, {});
+  auto taken = roomy_ ? segments_.take(elements, kept, kept)
+                      : segments_.take_beside(elements, source_->states());
   if (!taken.ok()) return fail_allocation(taken.status());
   segment_ = std::move(taken).value();
+  whole_ = roomy_;
   return ok_status();
-}
-
-Segments::SourceStates StateHome::source_states() const {
-  return {.paths = source_->paths(),
-          .reused = source_->reused_paths(),
-          .step = source_->step(),
-          .generation = source_->generation(),
-          .roomy = roomy_};
 }
 
 // Beside what is there. Otherwise a rank that is fast would take what others
@@ -177,8 +172,7 @@ Status StateHome::complete() {
   if (whole_) return ok_status();
   Status s = segment_->complete(tick_);
   if (s.code() == Code::kExhausted) {
-    const Segments::SourceStates source = source_states();
-    segments_.sweep({}, &source);
+    segments_.sweep({}, &source_->states());
     s = segment_->complete(tick_);
   }
   if (!s.ok()) return fail_allocation(std::move(s));
@@ -191,11 +185,6 @@ Status StateHome::fail_allocation(Status status) {
                         : status.code() == Code::kDenied  ? kExitFailed
                                                           : kExitInternal;
   return fail(code, std::move(status));
-}
-
-Status StateHome::fail(ExitCode code, Status status) {
-  exit_code_ = code;
-  return status;
 }
 
 Status StateHome::reuse() {
@@ -211,7 +200,7 @@ Status StateHome::reuse() {
   }
   // What a generation that did not begin has allocated may be in the way.
   if (!opened.ok() && opened.status().code() == Code::kExhausted &&
-      segments_.sweep(source_->paths()) > 0)
+      segments_.sweep(source_->states().paths) > 0)
     opened = segments_.open(source_->reused(), StateSegment::Mode::kWrite);
   if (!opened.ok()) return opened.status();
   segment_ = std::move(opened).value();
@@ -224,10 +213,6 @@ Status StateHome::reuse() {
   committed_ = c;
   buffer_ = c.buffer;
   return ok_status();
-}
-
-engine::ConstStateView StateHome::current() const {
-  return segment_->read(buffer_, elements_);
 }
 
 engine::StateView StateHome::begin() {
@@ -263,9 +248,10 @@ Status StateHome::restore(comm::Comm& world,
   if (!reuses) target = begin();
   RETURN_IF_ERROR(source_->run(world, target, tick));
   if (reuses)
-    committed_ = segment_->redescribe(*committed_, info(source_->step()));
+    committed_ =
+        segment_->redescribe(*committed_, info(source_->states().step));
   else
-    commit(source_->step());
+    commit(source_->states().step);
   source_->release();
   return ok_status();
 }

@@ -16,7 +16,6 @@
 #include <functional>
 #include <memory>
 #include <optional>
-#include <set>
 #include <string>
 #include <vector>
 
@@ -50,10 +49,7 @@ class MemorySource {
   // The segment whose state this rank reuses in place, or "".
   const std::string& reused() const { return reused_; }
   // The segments of the source, and those of them that some rank reuses.
-  const std::set<std::string>& paths() const { return paths_; }
-  const std::set<std::string>& reused_paths() const { return reused_paths_; }
-  int64_t step() const { return step_; }
-  int64_t generation() const { return generation_; }
+  const Segments::SourceStates& states() const { return states_; }
   int64_t tokens() const { return tokens_; }
   // The state of rank `rank` of the old mesh in a segment.
   Result<memory::StateSegment::Committed> find(
@@ -74,14 +70,14 @@ class MemorySource {
 
   geometry::Sharding from_;
   uint64_t model_ = 0;
-  int64_t step_ = 0, generation_ = 0, tokens_ = 0;
+  Segments::SourceStates states_;
+  int64_t tokens_ = 0;
   std::vector<exchange::OldState> sources_;
   std::vector<std::string> files_;  // by source
   std::vector<exchange::Process> processes_;
   exchange::Plan plan_;
   std::string reused_;
   int reused_rank_ = -1;
-  std::set<std::string> paths_, reused_paths_;
   std::vector<std::unique_ptr<memory::StateSegment>> opened_;
   std::vector<geometry::ConstStateView> views_;  // by source; empty: not read
 };
@@ -97,7 +93,9 @@ class StateHome final : public engine::StateStore {
   // On failure, such as a bad source or insufficient shared memory, exit_code()
   // is set.
   Status reserve(const geometry::Sharding& sharding, int64_t elements) override;
-  engine::ConstStateView current() const override;
+  engine::ConstStateView current() const override {
+    return segment_->read(buffer_, elements_);
+  }
   engine::StateView begin() override;
   void commit(int64_t step) override;
   int copies() const override { return 2; }
@@ -137,8 +135,10 @@ class StateHome final : public engine::StateStore {
  private:
   Status reuse();
   bool has_room_for_all() const;
-  Segments::SourceStates source_states() const;
-  Status fail(ExitCode code, Status status);
+  Status fail(ExitCode code, Status status) {
+    exit_code_ = code;
+    return status;
+  }
   memory::StateInfo info(int64_t step) const;
 
   const geometry::ParamTable& table_;

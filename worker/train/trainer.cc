@@ -13,7 +13,6 @@
 #include "proto/base/clock.h"
 #include "proto/base/exit_code.h"
 #include "proto/rundir/paths.h"
-#include "worker/board/step_metrics.h"
 #include "worker/kernels/gemm_rate.h"
 #include "worker/train/digest.h"
 
@@ -296,10 +295,6 @@ void Trainer::before_agreement() {
   checkpointer_->before_update(engine_->step() + 1);
 }
 
-void Trainer::poll_replica() {
-  if (!replication_->done() && replication_->poll()) update_committed();
-}
-
 // A step is finished on this rank when its metrics are published and, if every
 // step is replicated, the replicas kept here are complete.
 void Trainer::update_committed() {
@@ -321,8 +316,7 @@ uint64_t Trainer::digest() {
 // its replicas in its own segments. One rank of each worker removes the others,
 // overlapped with compute, since freeing much memory takes long.
 void Trainer::remove_unused_segments() {
-  if (home_ == nullptr) return;
-  if (!first_of_worker()) return;
+  if (home_ == nullptr || !first_of_worker()) return;
   sweeper_ = std::thread([this] {
     const int removed = home_->segments().sweep({});
     home_->segments().remove_unfinished();

@@ -53,21 +53,31 @@ class Trainer {
   ExitCode exit_code() const { return exit_code_; }
 
  private:
-  Status fail(ExitCode code, Status status);
+  Status fail(ExitCode code, Status status) {
+    exit_code_ = code;
+    return status;
+  }
   Status fail_start(Status status);
   Status check_spec();
   Status start();
   Status connect();
   Status prepare(int rank);
-  geometry::Shares shares() const;  // of the assignment
-  std::vector<std::string> hosts_of_ranks() const;
+  // Of the assignment.
+  geometry::Shares shares() const {
+    return {assignment_.microbatches().begin(),
+            assignment_.microbatches().end()};
+  }
   Status open_data(int dp_index);
   Status or_rescue(Status opened, const std::string& known);
-  const std::string& data_id() const;
+  const std::string& data_id() const {
+    return batches_ ? batches_->dataset().data_id() : assignment_.data_id();
+  }
   Status make_backend();
   Status build(int rank);
   Status join();
-  RankState rank_state();
+  RankState rank_state() {
+    return {.step = engine_->step(), .vectors = engine_->state()};
+  }
   model::Dtype dtype();
   bool agree_on_dtype();
   Status check_inputs();
@@ -91,7 +101,9 @@ class Trainer {
   bool first_of_worker() const;
   void publish(const board::StepRecord& record);
   void before_agreement();
-  void poll_replica();
+  void poll_replica() {
+    if (!replication_->done() && replication_->poll()) update_committed();
+  }
   void update_committed();
   uint64_t digest();
   void remove_unused_segments();

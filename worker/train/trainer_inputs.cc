@@ -61,10 +61,6 @@ Status Trainer::or_rescue(Status opened, const std::string& known) {
   return ok_status();
 }
 
-const std::string& Trainer::data_id() const {
-  return batches_ ? batches_->dataset().data_id() : assignment_.data_id();
-}
-
 Status Trainer::open_data(int dp_index) {
   ASSIGN_OR_RETURN(data::Dataset dataset,
                    data::Dataset::open(job_.data().path()));

@@ -42,11 +42,6 @@ void Trainer::log_start(std::string_view part) {
   start_at_ms_ = now;
 }
 
-Status Trainer::fail(ExitCode code, Status status) {
-  exit_code_ = code;
-  return status;
-}
-
 // Sizes that do not fit are an error in the job and permanent, and so is what
 // the host does not permit; other failures may be transient.
 Status Trainer::fail_start(Status status) {
@@ -186,38 +181,25 @@ Status Trainer::connect() {
           kind, layout_.pp, static_cast<int>(p.pipeline_chunks()),
           geometry::largest_share(t.global_batch_size() / t.local_batch_size(),
                                   shares(), layout_.dp)));
-  tracer_ = job_.profile().enable()
-                ? std::make_unique<trace::Tracer>(trace::TracerOptions{
-                      .generation = assignment_.generation(),
-                      .rank = mpi_->rank(),
-                      .mesh = layout_.to_string(),
-                      .schedule = p.pipeline_schedule(),
-                      .chunks = schedule.chunks,
-                      .microbatches = schedule.num_microbatches})
-                : std::make_unique<trace::Tracer>();
+  tracer_ = std::make_unique<trace::Tracer>(
+      trace::TracerOptions{.generation = assignment_.generation(),
+                           .rank = mpi_->rank(),
+                           .mesh = layout_.to_string(),
+                           .schedule = p.pipeline_schedule(),
+                           .chunks = schedule.chunks,
+                           .microbatches = schedule.num_microbatches});
   tracer_->set_flight(&board_.flight());
   world_ = std::make_unique<trace::TracedComm>(mpi_->world(), *tracer_, "world",
                                                trace::mesh_group_names());
   ASSIGN_OR_RETURN(mesh_, comm::Mesh::make(*world_, layout_));
-  if (assignment_.measure_link())
-    board_.set_link(measure_link(*world_, hosts_of_ranks()));
+  if (assignment_.measure_link()) {
+    std::vector<std::string> hosts;
+    for (const memory::RankHost& p : memory::places_of(assignment_))
+      hosts.push_back(p.host);
+    board_.set_link(measure_link(*world_, hosts));
+  }
   log_start("mpi_ms");
   return ok_status();
-}
-
-std::vector<std::string> Trainer::hosts_of_ranks() const {
-  std::vector<std::string> out;
-  for (const memory::RankHost& p : memory::places_of(assignment_))
-    out.push_back(p.host);
-  return out;
-}
-
-geometry::Shares Trainer::shares() const {
-  return {assignment_.microbatches().begin(), assignment_.microbatches().end()};
-}
-
-RankState Trainer::rank_state() {
-  return {.step = engine_->step(), .vectors = engine_->state()};
 }
 
 // By parameter; empty without groups.
@@ -366,11 +348,12 @@ Status Trainer::restore_memory() {
                           "worker keeps none"));
   if (Status s = home_->restore(*world_, [this] { board_.tick(); }); !s.ok())
     return fail_to_load(kExitBadSource, std::move(s));
-  engine_->set_step(home_->source()->step());
+  const MemorySource& from = *home_->source();
+  engine_->set_step(from.states().step);
   const pb::Source& source = assignment_.source();
   first_generation_ =
-      source.has_made_by() ? source.made_by() : home_->source()->generation();
-  first_tokens_ = home_->source()->tokens();
+      source.has_made_by() ? source.made_by() : from.states().generation;
+  first_tokens_ = from.tokens();
   return ok_status();
 }
 

@@ -3,8 +3,6 @@
 //
 // REMESH_TEST_SEED and REMESH_FUZZ_ROUNDS (a multiplier) allow longer runs.
 
-#include <cstdlib>
-#include <random>
 #include <string>
 
 #include "checkpoint/store/sidecar.h"
@@ -12,47 +10,12 @@
 #include "tests/testing/expect.h"
 #include "tests/testing/llama.h"
 #include "tests/testing/memory_file_system.h"
+#include "tests/testing/mutator.h"
 #include "tests/testing/seed.h"
 #include "tests/unit/checkpoint/fixture.h"
 
 namespace remesh::store {
 namespace {
-
-uint64_t number_from(const char* name, uint64_t otherwise) {
-  const char* text = std::getenv(name);
-  return text == nullptr ? otherwise : std::strtoull(text, nullptr, 10);
-}
-
-// Applies one or more of: flipped bit, changed byte, truncation, insertion,
-// copy of a piece over another, run of zeros.
-std::string mutate(std::string text, std::mt19937_64& rng) {
-  const auto pick = [&](size_t n) { return n == 0 ? 0 : rng() % n; };
-  for (size_t i = 0, n = 1 + rng() % 4; i < n; ++i) {
-    const size_t at = pick(text.size());
-    const size_t length = 1 + pick(std::min<size_t>(64, text.size()));
-    switch (text.empty() ? 3 : rng() % 6) {
-      case 0:
-        text[at] = static_cast<char>(text[at] ^ (1 << (rng() % 8)));
-        break;
-      case 1:
-        text[at] = static_cast<char>(rng());
-        break;
-      case 2:
-        text.resize(at);
-        break;
-      case 3:
-        text.insert(at, std::string(length, static_cast<char>(rng())));
-        break;
-      case 4:
-        text.replace(at, length, text.substr(pick(text.size()), length));
-        break;
-      default:
-        for (size_t k = at; k < std::min(at + length, text.size()); ++k)
-          text[k] = 0;
-    }
-  }
-  return text;
-}
 
 class CheckpointFuzz : public testing::Test {
  protected:
@@ -61,6 +24,7 @@ class CheckpointFuzz : public testing::Test {
     path_ = done.path;
     manifest_ = done.manifest;
   }
+  std::string mutate(const std::string& text) { return mutator_(text, text); }
   void put(const std::string& path, const std::string& bytes) {
     ASSERT_OK(write_file(fs_, path, bytes));
   }
@@ -69,8 +33,8 @@ class CheckpointFuzz : public testing::Test {
   }
 
   const uint32_t seed_ = test_seed();
-  const uint64_t rounds_ = number_from("REMESH_FUZZ_ROUNDS", 1);
-  std::mt19937_64 rng_{seed_};
+  const uint64_t rounds_ = from_env("REMESH_FUZZ_ROUNDS", 1);
+  Mutator mutator_{seed_};
   const geometry::ParamTable table_ = geometry::ParamTable::make(
       geometry::llama(2, 1, 1, 1, 1, 3, /*tied=*/true));
   const State state_ = random_state(table_.num_elements(), 9);
@@ -82,7 +46,7 @@ class CheckpointFuzz : public testing::Test {
 TEST_F(CheckpointFuzz, AnyChangeOfTheManifestsTextIsRefused) {
   const std::string text = manifest::encode(manifest_);
   for (uint64_t i = 0; i < 20000 * rounds_; ++i) {
-    const std::string bad = mutate(text, rng_);
+    const std::string bad = mutate(text);
     if (bad == text) continue;
     ASSERT_EQ(manifest::decode(bad).status().code(), Code::kCorrupt)
         << "seed " << seed_ << " round " << i;
@@ -95,7 +59,7 @@ TEST_F(CheckpointFuzz, AManifestWithAnyBodyNeverCrashesItsReaders) {
   const size_t line = text.find('\n') + 1;
   const std::string body = text.substr(line, text.size() - line - 2);
   for (uint64_t i = 0; i < 1500 * rounds_; ++i) {
-    const std::string bad = mutate(body, rng_);
+    const std::string bad = mutate(body);
     const std::string whole = "{\"xxh128\":\"" + xxh128_text(bad) +
                               "\",\"bytes\":" + std::to_string(bad.size()) +
                               ",\"manifest\":\n" + bad + "}\n";
@@ -118,7 +82,7 @@ TEST_F(CheckpointFuzz, AnyChangeOfAShardIsRefused) {
   for (uint64_t i = 0; i < 1500 * rounds_; ++i) {
     const std::string file = path_join(path_, manifest::shard_name(i % 2));
     const std::string good = get(file);
-    const std::string bad = mutate(good, rng_);
+    const std::string bad = mutate(good);
     if (bad == good) continue;
     put(file, bad);
     State loaded;
@@ -135,7 +99,7 @@ TEST_F(CheckpointFuzz, AnyChangeOfASidecarIsRefused) {
   const std::string file = path_join(dir, manifest::sidecar_name(0));
   const std::string good = get(file);
   for (uint64_t i = 0; i < 5000 * rounds_; ++i) {
-    const std::string bad = mutate(good, rng_);
+    const std::string bad = mutate(good);
     if (bad == good) continue;
     put(file, bad);
     ASSERT_EQ(read_sidecar(fs_, dir, 0).status().code(), Code::kCorrupt)

@@ -10,6 +10,7 @@
 
 #include "proto/base/check.h"
 #include "proto/wire/channel.h"
+#include "tests/testing/mutator.h"
 #include "tests/testing/seed.h"
 
 namespace remesh::wire {
@@ -60,29 +61,6 @@ pb::Envelope random_envelope(Rng& rng) {
   return e;
 }
 
-std::string mutate(Rng& rng, std::string frame) {
-  for (uint64_t n = 1 + rng() % 4; n > 0; --n) {
-    const size_t at = frame.empty() ? 0 : rng() % frame.size();
-    switch (rng() % 5) {
-      case 0:
-        if (!frame.empty()) frame[at] ^= static_cast<char>(1 << (rng() % 8));
-        break;
-      case 1:
-        frame.resize(at);
-        break;
-      case 2:
-        frame.insert(at, random_bytes(rng, 16));
-        break;
-      case 3:
-        frame += frame.substr(at);
-        break;
-      default:
-        if (!frame.empty()) frame.erase(at, rng() % 8);
-    }
-  }
-  return frame;
-}
-
 // Returns whether the frame was accepted.
 bool try_frame(const std::string& frame) {
   const auto e = decode_frame(frame.data(), frame.size());
@@ -98,6 +76,7 @@ int run(int64_t rounds, uint64_t seed) {
               static_cast<long long>(rounds),
               static_cast<unsigned long long>(seed));
   Rng rng(seed);
+  Mutator mutate(seed);
   int64_t accepted = 0;
   for (int64_t i = 0; i < rounds; ++i) {
     const std::string good = encode_frame(random_envelope(rng));
@@ -106,7 +85,7 @@ int run(int64_t rounds, uint64_t seed) {
     std::string head = good.substr(0, 8);
     head[rng() % 8] ^= static_cast<char>(1 << (rng() % 8));
     CHECK_MSG(!try_frame(head + good.substr(8)), "a wrong head was accepted");
-    accepted += try_frame(mutate(rng, good)) ? 1 : 0;
+    accepted += try_frame(mutate(good, good)) ? 1 : 0;
     accepted += try_frame(good.substr(0, 8) + random_bytes(rng, 100)) ? 1 : 0;
   }
   std::printf("wire_fuzz: ok, %lld of %lld mutants accepted\n",

@@ -10,6 +10,7 @@
 
 #include "proto/limits/plausible.h"
 #include "tests/testing/seed.h"
+#include "tests/testing/text_message.h"
 #include "worker/agent/core/agent.h"
 #include "worker/agent/core/silence.h"
 
@@ -19,21 +20,25 @@ namespace {
 constexpr uint64_t kJob = 0xABC;
 
 pb::Report worker_a() {
-  pb::Report about;
-  about.set_worker("a");
-  about.set_incarnation(1);
-  about.set_host("h");
-  about.set_slots(1);
-  about.set_cores(1);
-  return about;
+  return text_message<pb::Report>(
+      "worker: 'a' incarnation: 1 host: 'h' slots: 1 cores: 1");
+}
+
+// A rank of generation 1 that has made these steps.
+RankSample rank_0_after(int64_t steps) {
+  RankSample s;
+  s.status.set_rank(0);
+  for (int64_t step = 1; step <= steps; ++step) {
+    s.steps.emplace_back();
+    s.steps.back().set_step(step);
+    s.steps.back().set_generation(1);
+  }
+  return s;
 }
 
 pb::Directive directive(uint64_t seq, int64_t generation,
                         pb::Directive::Goal goal, int ranks) {
-  pb::Directive d;
-  d.set_worker("a");
-  d.set_incarnation(1);
-  d.set_epoch(1);
+  auto d = text_message<pb::Directive>("worker: 'a' incarnation: 1 epoch: 1");
   d.set_seq(seq);
   d.set_generation(generation);
   d.set_goal(goal);
@@ -230,6 +235,13 @@ std::vector<A> of(const std::vector<Action>& actions) {
   return out;
 }
 
+// The only action, or message, of a kind.
+template <typename T>
+T only(const std::vector<T>& all) {
+  EXPECT_EQ(all.size(), 1U);
+  return all.empty() ? T() : all[0];
+}
+
 std::vector<pb::Report> reports_in(const std::vector<Action>& actions) {
   std::vector<pb::Report> out;
   for (const Send& s : of<Send>(actions))
@@ -254,11 +266,19 @@ class AgentTest : public ::testing::Test {
     d.set_state_job(job);
     return on(DirectiveReceived{d});
   }
+  // The number of the request to save that the ranks then see; -1: none.
+  int64_t request(pb::Directive::Goal goal, uint64_t epoch, int64_t number) {
+    pb::Directive d = directive(++seq_, 1, goal, 1);
+    d.set_epoch(epoch);
+    d.set_checkpoint_request(number);
+    const auto sent = of<SetRequest>(on(DirectiveReceived{d}));
+    return sent.empty() ? -1 : sent.back().checkpoint_request;
+  }
   void start_rank(int64_t generation) {
     direct(pb::Directive::PREPARE, generation);
-    const auto spawned = of<Spawn>(direct(pb::Directive::RUN, generation));
-    ASSERT_EQ(spawned.size(), 1u);
-    EXPECT_EQ(spawned[0].state_job, kJob);
+    const auto spawned =
+        only(of<Spawn>(direct(pb::Directive::RUN, generation)));
+    EXPECT_EQ(spawned.state_job, kJob);
     on(RankStarted{generation, 0, 4711});
   }
   // Everything that follows the exit of the rank.
@@ -281,7 +301,7 @@ class AgentTest : public ::testing::Test {
     while (now_ < end) {
       now_ += 100;
       const auto exits = of<Exit>(on(Tick{}));
-      if (!exits.empty()) return exits[0];
+      if (!exits.empty()) return only(exits);
     }
     return std::nullopt;
   }
@@ -293,13 +313,11 @@ class AgentTest : public ::testing::Test {
 
 TEST_F(AgentTest, AHandoffSavesNothing) {
   start_rank(1);
-  const auto stop = of<SetRequest>(direct(pb::Directive::FINISH, 1));
-  ASSERT_EQ(stop.size(), 1u);
-  EXPECT_EQ(stop[0].bits, 1u);
-  const auto handoff =
-      of<SetRequest>(direct(pb::Directive::FINISH, 1, /*save=*/false));
-  ASSERT_EQ(handoff.size(), 1u);
-  EXPECT_EQ(handoff[0].bits, 1u | 4u);
+  const auto finish = [&](bool save) {
+    return only(of<SetRequest>(direct(pb::Directive::FINISH, 1, save))).bits;
+  };
+  EXPECT_EQ(finish(/*save=*/true), 1u);
+  EXPECT_EQ(finish(/*save=*/false), 1u | 4u);
 }
 
 TEST_F(AgentTest, APauseOfTheHostIsNoSilence) {
@@ -364,38 +382,24 @@ TEST_F(AgentTest, WhatIsForAnotherWorkerHasNoEffect) {
     EXPECT_TRUE(of<SetRequest>(actions).empty());
   }
   now_ += 1000;
-  const auto reports = reports_in(on(Tick{}));
-  ASSERT_EQ(reports.size(), 1u);
-  EXPECT_EQ(reports[0].state(), pb::Report::RUNNING);
+  EXPECT_EQ(only(reports_in(on(Tick{}))).state(), pb::Report::RUNNING);
 }
 
 // A job that trains for long without a coordinator.
 TEST_F(AgentTest, StepsThatNobodyHearsAreBounded) {
   constexpr int64_t kKept = 100'000, kSteps = kKept + 10;
   start_rank(1);
-  RankSample s;
-  s.status.set_rank(0);
-  for (int64_t step = 1; step <= kSteps; ++step) {
-    s.steps.emplace_back();
-    s.steps.back().set_step(step);
-    s.steps.back().set_generation(1);
-  }
   now_ += 1000;
-  const auto reports = reports_in(on(Tick{{s}}));
-  ASSERT_EQ(reports.size(), 1u);
-  ASSERT_EQ(reports[0].metrics_size(), limits::kMaxMetrics);
-  EXPECT_EQ(reports[0].metrics(0).step(), kSteps - kKept + 1);
+  const auto report = only(reports_in(on(Tick{{rank_0_after(kSteps)}})));
+  ASSERT_EQ(report.metrics_size(), limits::kMaxMetrics);
+  EXPECT_EQ(report.metrics(0).step(), kSteps - kKept + 1);
 }
 
 // Each coordinator counts requests from 0; the ranks' numbers only grow.
 TEST_F(AgentTest, ANewCoordinatorsRequestsToSaveAreServed) {
   start_rank(1);
   const auto asks = [&](uint64_t epoch, int64_t number) {
-    pb::Directive d = directive(++seq_, 1, pb::Directive::RUN, 1);
-    d.set_epoch(epoch);
-    d.set_checkpoint_request(number);
-    const auto sent = of<SetRequest>(on(DirectiveReceived{d}));
-    return sent.empty() ? -1 : sent[0].checkpoint_request;
+    return request(pb::Directive::RUN, epoch, number);
   };
   EXPECT_EQ(asks(1, 1), 1);
   EXPECT_EQ(asks(1, 2), 2);
@@ -406,30 +410,14 @@ TEST_F(AgentTest, ANewCoordinatorsRequestsToSaveAreServed) {
 
 // The coordinator hears of it while RUN waits for the journal.
 TEST_F(AgentTest, ASaveThatIsRequestedWithRunIsServed) {
-  const auto send = [&](pb::Directive::Goal goal, uint64_t epoch,
-                        int64_t generation, int64_t number) {
-    pb::Directive d = directive(++seq_, generation, goal, 1);
-    d.set_epoch(epoch);
-    d.set_checkpoint_request(number);
-    const auto sent = of<SetRequest>(on(DirectiveReceived{d}));
-    return sent.empty() ? -1 : sent.back().checkpoint_request;
-  };
-  send(pb::Directive::PREPARE, 1, 1, 4);  // of generations before
-  EXPECT_EQ(send(pb::Directive::RUN, 1, 1, 5), 1);
+  request(pb::Directive::PREPARE, 1, 4);  // of generations before
+  EXPECT_EQ(request(pb::Directive::RUN, 1, 5), 1);
 }
 
 TEST_F(AgentTest, ARunByAnotherCoordinatorIsNoRequestToSave) {
-  const auto send = [&](pb::Directive::Goal goal, uint64_t epoch,
-                        int64_t number) {
-    pb::Directive d = directive(++seq_, 1, goal, 1);
-    d.set_epoch(epoch);
-    d.set_checkpoint_request(number);
-    const auto sent = of<SetRequest>(on(DirectiveReceived{d}));
-    return sent.empty() ? -1 : sent.back().checkpoint_request;
-  };
-  send(pb::Directive::PREPARE, 1, 4);
-  EXPECT_EQ(send(pb::Directive::RUN, 2, 0), 0);
-  EXPECT_EQ(send(pb::Directive::RUN, 2, 1), 1);
+  request(pb::Directive::PREPARE, 1, 4);
+  EXPECT_EQ(request(pb::Directive::RUN, 2, 0), 0);
+  EXPECT_EQ(request(pb::Directive::RUN, 2, 1), 1);
 }
 
 TEST_F(AgentTest, MeasuresTheHardwareOnceAndReportsItOnRequest) {
@@ -456,44 +444,35 @@ TEST_F(AgentTest, ReportsWhyTheHardwareIsNotKnown) {
   pb::Directive d = directive(++seq_, 0, pb::Directive::IDLE, 1);
   d.set_want_hardware(true);
   on(DirectiveReceived{d});
-  const auto reports = reports_in(on(HardwareMeasured{.error = "broken"}));
-  ASSERT_EQ(reports.size(), 1U);
-  EXPECT_FALSE(reports[0].has_hardware());
-  EXPECT_EQ(reports[0].hardware_error(), "broken");
+  const auto report = only(reports_in(on(HardwareMeasured{.error = "broken"})));
+  EXPECT_FALSE(report.has_hardware());
+  EXPECT_EQ(report.hardware_error(), "broken");
   d.set_seq(++seq_);
   EXPECT_TRUE(of<MeasureHardware>(on(DirectiveReceived{d})).empty());
 }
 
 TEST_F(AgentTest, ReportsItsHoldingsBeforeAnAssignmentAndWithQuiesced) {
-  auto asked = of<TakeInventory>(direct(pb::Directive::IDLE, 0));
-  ASSERT_EQ(asked.size(), 1u);
-  EXPECT_EQ(asked[0].job, kJob);
-  auto reports = reports_in(tell(asked[0], 2));
-  ASSERT_EQ(reports.size(), 1u);
-  EXPECT_EQ(reports[0].holdings_size(), 2);
+  const auto asked = only(of<TakeInventory>(direct(pb::Directive::IDLE, 0)));
+  EXPECT_EQ(asked.job, kJob);
+  EXPECT_EQ(only(reports_in(tell(asked, 2))).holdings_size(), 2);
   start_rank(1);
   now_ += 1000;
-  reports = reports_in(on(Tick{}));
-  ASSERT_EQ(reports.size(), 1u);
-  EXPECT_FALSE(reports[0].has_inventory());
-  EXPECT_EQ(reports[0].holdings_size(), 0);
-  reports = reports_in(end_rank(1, 0, 3));
-  ASSERT_EQ(reports.size(), 1u);
-  EXPECT_EQ(reports[0].state(), pb::Report::QUIESCED);
-  EXPECT_TRUE(reports[0].has_inventory());
-  EXPECT_EQ(reports[0].holdings_size(), 3);
+  auto report = only(reports_in(on(Tick{})));
+  EXPECT_FALSE(report.has_inventory());
+  EXPECT_EQ(report.holdings_size(), 0);
+  report = only(reports_in(end_rank(1, 0, 3)));
+  EXPECT_EQ(report.state(), pb::Report::QUIESCED);
+  EXPECT_TRUE(report.has_inventory());
+  EXPECT_EQ(report.holdings_size(), 3);
 }
 
 TEST_F(AgentTest, AnotherJobNeedsANewInventory) {
-  auto asked = of<TakeInventory>(direct(pb::Directive::IDLE, 0));
-  tell(asked.at(0), 2);
+  tell(only(of<TakeInventory>(direct(pb::Directive::IDLE, 0))), 2);
   const auto none = direct(pb::Directive::IDLE, 0, true, 0);
   EXPECT_TRUE(of<TakeInventory>(none).empty());
   now_ += 1000;
   EXPECT_FALSE(reports_in(on(Tick{})).at(0).has_inventory());
-  asked = of<TakeInventory>(direct(pb::Directive::IDLE, 0));
-  ASSERT_EQ(asked.size(), 1u);
-  EXPECT_EQ(asked[0].job, kJob);
+  EXPECT_EQ(only(of<TakeInventory>(direct(pb::Directive::IDLE, 0))).job, kJob);
 }
 
 TEST_F(AgentTest, StaysUntilItsStatesAreNotNeeded) {
@@ -506,36 +485,32 @@ TEST_F(AgentTest, StaysUntilItsStatesAreNotNeeded) {
     EXPECT_FALSE(exit_within(1000));
     direct(pb::Directive::FINISH, 1, /*save=*/false);
   }
-  const auto exits = of<Exit>(direct(pb::Directive::LEAVE, 1));
-  ASSERT_EQ(exits.size(), 1u);
-  EXPECT_EQ(exits[0].code, 0);
-  EXPECT_EQ(exits[0].states, States::kRemoved);
+  const auto exit = only(of<Exit>(direct(pb::Directive::LEAVE, 1)));
+  EXPECT_EQ(exit.code, 0);
+  EXPECT_EQ(exit.states, States::kRemoved);
 }
 
 TEST_F(AgentTest, TheEndOfTheJobRemovesItsStates) {
-  const auto exits = of<Exit>(direct(pb::Directive::SHUTDOWN, 0));
-  ASSERT_EQ(exits.size(), 1u);
-  EXPECT_EQ(exits[0].states, States::kRemovedForAll);
-  EXPECT_EQ(exits[0].state_job, kJob);
+  const auto exit = only(of<Exit>(direct(pb::Directive::SHUTDOWN, 0)));
+  EXPECT_EQ(exit.states, States::kRemovedForAll);
+  EXPECT_EQ(exit.state_job, kJob);
 }
 
 TEST_F(AgentTest, KeepsStatesThatTheEndedJobMayContinueFrom) {
   pb::Directive d = directive(++seq_, 0, pb::Directive::SHUTDOWN, 1);
   d.set_keep_states(true);
   d.set_state_job(kJob);
-  const auto exits = of<Exit>(on(DirectiveReceived{d}));
-  ASSERT_EQ(exits.size(), 1u);
-  EXPECT_EQ(exits[0].code, 0);
-  EXPECT_EQ(exits[0].states, States::kKept);
+  const auto exit = only(of<Exit>(on(DirectiveReceived{d})));
+  EXPECT_EQ(exit.code, 0);
+  EXPECT_EQ(exit.states, States::kKept);
 }
 
 TEST_F(AgentTest, ARefusalForAnotherJobEndsOnlyAWorkerWithoutOne) {
   Agent stranger{worker_a()};
   const Refused other{"wrong job", pb::Refusal::OTHER_JOB};
-  const auto exits = of<Exit>(stranger.on(other, now_));
-  ASSERT_EQ(exits.size(), 1u);
-  EXPECT_EQ(exits[0].code, 3);
-  EXPECT_EQ(exits[0].message, "wrong job");
+  const auto exit = only(of<Exit>(stranger.on(other, now_)));
+  EXPECT_EQ(exit.code, 3);
+  EXPECT_EQ(exit.message, "wrong job");
   direct(pb::Directive::IDLE, 0);
   EXPECT_TRUE(of<Exit>(on(other)).empty());
   EXPECT_FALSE(agent_.ends());
@@ -554,15 +529,11 @@ TEST_F(AgentTest, APermanentlyRefusedWorkerLeaves) {
   direct(pb::Directive::IDLE, 0);
   EXPECT_TRUE(
       of<Exit>(on(Refused{"other protocol", pb::Refusal::PERMANENT})).empty());
-  std::vector<Exit> exits;
-  for (int i = 0; i < 1000 && exits.empty(); ++i) {
-    now_ += 50;
-    exits = of<Exit>(on(Tick{}));
-  }
-  ASSERT_EQ(exits.size(), 1u);
-  EXPECT_EQ(exits[0].code, 3);
-  EXPECT_EQ(exits[0].message, "other protocol");
-  EXPECT_EQ(exits[0].states, States::kKept);
+  const auto exit = exit_within(50'000);
+  ASSERT_TRUE(exit);
+  EXPECT_EQ(exit->code, 3);
+  EXPECT_EQ(exit->message, "other protocol");
+  EXPECT_EQ(exit->states, States::kKept);
 }
 
 // Its ranks may be saving.
@@ -587,9 +558,7 @@ TEST_F(AgentTest, RepeatsItsFencesAfterItsRanksHaveEnded) {
   end_rank(1, 0, 1);
   pb::Directive d = directive(++seq_, 1, pb::Directive::RUN, 1);
   d.set_want_fences(true);
-  const auto sent = fences_in(on(DirectiveReceived{d}));
-  ASSERT_EQ(sent.size(), 1u);
-  EXPECT_EQ(sent[0].blob(), "mine");
+  EXPECT_EQ(only(fences_in(on(DirectiveReceived{d}))).blob(), "mine");
   start_rank(2);
   d = directive(++seq_, 2, pb::Directive::RUN, 1);
   d.set_want_fences(true);
@@ -616,38 +585,31 @@ TEST_F(AgentTest, TheEndOfTheRunEndsTheRanksThenTheWorker) {
   EXPECT_TRUE(of<Exit>(ended).empty());
   EXPECT_EQ(of<KillRanks>(ended).size(), 1u);
   end_rank(1, 0, 1);
-  const auto exits = of<Exit>(on(RunEnded{"done"}));
-  ASSERT_EQ(exits.size(), 1u);
-  EXPECT_EQ(exits[0].code, 4);
-  EXPECT_EQ(exits[0].states, States::kKept);
+  const auto exit = only(of<Exit>(on(RunEnded{"done"})));
+  EXPECT_EQ(exit.code, 4);
+  EXPECT_EQ(exit.states, States::kKept);
 }
 
 TEST_F(AgentTest, AFinishedRunNeedsNoStates) {
   direct(pb::Directive::IDLE, 0);
-  const auto exits = of<Exit>(on(RunEnded{"done", /*done=*/true}));
-  ASSERT_EQ(exits.size(), 1u);
-  EXPECT_EQ(exits[0].states, States::kRemovedForAll);
-  EXPECT_EQ(exits[0].state_job, kJob);
+  const auto exit = only(of<Exit>(on(RunEnded{"done", /*done=*/true})));
+  EXPECT_EQ(exit.states, States::kRemovedForAll);
+  EXPECT_EQ(exit.state_job, kJob);
 }
 
 TEST_F(AgentTest, ReportsTheRoomForStatesIfItIsKnown) {
   direct(pb::Directive::IDLE, 0);
   now_ += 1000;
-  const auto unknown = reports_in(on(Tick{}));
-  ASSERT_EQ(unknown.size(), 1u);
-  EXPECT_FALSE(unknown[0].has_state_room());
+  EXPECT_FALSE(only(reports_in(on(Tick{}))).has_state_room());
   now_ += 1000;
-  const auto known = reports_in(on(Tick{{}, 0}));
-  ASSERT_EQ(known.size(), 1u);
-  EXPECT_TRUE(known[0].has_state_room()) << "there is none left";
+  EXPECT_TRUE(only(reports_in(on(Tick{{}, 0}))).has_state_room())
+      << "there is none left";
 }
 
 TEST_F(AgentTest, RemovedStatesAreNoLongerReported) {
-  const auto asked = of<TakeInventory>(direct(pb::Directive::IDLE, 0));
-  tell(asked.at(0), 2);
-  const auto reports = reports_in(tell(asked.at(0), 1));
-  ASSERT_EQ(reports.size(), 1u);
-  EXPECT_EQ(reports[0].holdings_size(), 1);
+  const auto asked = only(of<TakeInventory>(direct(pb::Directive::IDLE, 0)));
+  tell(asked, 2);
+  EXPECT_EQ(only(reports_in(tell(asked, 1))).holdings_size(), 1);
   EXPECT_TRUE(reports_in(tell(TakeInventory{kJob, 7}, 0)).empty());
 }
 
@@ -693,9 +655,7 @@ TEST_P(AloneTest, RemovesItsStatesOnceTheyAreSaved) {
   start_rank(1);
   on(Terminate{});
   now_ += 20'000;
-  const auto request = of<SetRequest>(on(Tick{}));
-  ASSERT_EQ(request.size(), 1u);
-  EXPECT_EQ(request[0].bits, 1u | 2u);
+  EXPECT_EQ(only(of<SetRequest>(on(Tick{}))).bits, 1u | 2u);
   const int code = GetParam();
   end_rank(1, code, 1);
   const auto exit = exit_within(20'000);
@@ -710,10 +670,9 @@ TEST_F(AgentTest, ASecondTermLeavesAtOnceAndKeepsTheStates) {
   now_ += 999;  // a process and its group were signalled
   EXPECT_TRUE(of<Exit>(on(Terminate{})).empty());
   now_ += 1;
-  const auto exits = of<Exit>(on(Terminate{}));
-  ASSERT_EQ(exits.size(), 1u);
-  EXPECT_EQ(exits[0].code, 130);
-  EXPECT_EQ(exits[0].states, States::kKept);
+  const auto exit = only(of<Exit>(on(Terminate{})));
+  EXPECT_EQ(exit.code, 130);
+  EXPECT_EQ(exit.states, States::kKept);
 }
 
 TEST(Agent, RepeatsMetricsUntilTheyAreOnDisk) {
@@ -728,14 +687,7 @@ TEST(Agent, RepeatsMetricsUntilTheyAreOnDisk) {
   agent.on(DirectiveReceived{directive(++seq, 1, pb::Directive::PREPARE, 1)},
            0);
   agent.on(DirectiveReceived{directive(++seq, 1, pb::Directive::RUN, 1)}, 0);
-  RankSample s;
-  s.status.set_rank(0);
-  for (int64_t step = 1; step <= 3; ++step) {
-    s.steps.emplace_back();
-    s.steps.back().set_step(step);
-    s.steps.back().set_generation(1);
-  }
-  EXPECT_EQ(metrics(agent.on(Tick{{s}}, 1000)),
+  EXPECT_EQ(metrics(agent.on(Tick{{rank_0_after(3)}}, 1000)),
             (std::vector<int64_t>{1, 2, 3}));
   EXPECT_EQ(metrics(agent.on(Tick{}, 2000)), (std::vector<int64_t>{1, 2, 3}));
   pb::Directive d = directive(++seq, 1, pb::Directive::RUN, 1);
@@ -744,9 +696,9 @@ TEST(Agent, RepeatsMetricsUntilTheyAreOnDisk) {
   EXPECT_EQ(metrics(agent.on(Tick{}, 3000)), (std::vector<int64_t>{3}));
 }
 
-pb::StateHolding held(int64_t generation, int64_t step) {
-  pb::StateHolding h;
-  h.set_generation(generation);
+// A state of generation 1.
+pb::StateHolding held(int64_t step) {
+  auto h = text_message<pb::StateHolding>("generation: 1");
   h.set_step(step);
   return h;
 }
@@ -772,21 +724,13 @@ TEST(Agent, ReportsTheStepsOfAFencedGenerationWhileItHoldsTheirState) {
   using Steps = std::vector<int64_t>;
   tell(pb::Directive::PREPARE, 1, 0);
   tell(pb::Directive::RUN, 1, 0);
-  RankSample s;
-  s.status.set_rank(0);
-  for (const int64_t step : {1, 2, 3}) {
-    s.steps.emplace_back();
-    s.steps.back().set_step(step);
-    s.steps.back().set_generation(1);
-  }
-  agent.on(Tick{{s}}, 10);
+  agent.on(Tick{{rank_0_after(3)}}, 10);
   tell(pb::Directive::IDLE, 2, 1000);
   agent.on(RankExited{1, 0, 0, 9, 0, "", {}}, 1001);
   EXPECT_EQ(told(agent.on(TornDown{1}, 1002)), (Steps{1, 2, 3}));
   // Step 3 was not committed.
-  EXPECT_EQ(
-      told(agent.on(InventoryTaken{7, 1, {held(1, 1), held(1, 2)}, {}}, 1003)),
-      (Steps{1, 2}));
+  EXPECT_EQ(told(agent.on(InventoryTaken{7, 1, {held(1), held(2)}, {}}, 1003)),
+            (Steps{1, 2}));
   // They may be many, so not every report includes them.
   EXPECT_EQ(told(agent.on(Tick{}, 2500)), Steps{});
   EXPECT_EQ(told(agent.on(Tick{}, 4000)), (Steps{1, 2}));

@@ -14,6 +14,7 @@
 
 #include "proto/base/child.h"
 #include "proto/base/clock.h"
+#include "proto/base/process.h"
 #include "tests/testing/expect.h"
 #include "tests/testing/files.h"
 #include "tests/testing/leftovers.h"

@@ -170,9 +170,9 @@ TEST(RankEnv, PlacementFollowsTheAssignment) {
   EXPECT_EQ(p.local[1].rank, 1);
   EXPECT_EQ(p.local[1].threads, 2);
   ASSERT_EQ(p.nodes.size(), 2u);
-  EXPECT_EQ(p.nodes[0].first, "a");
-  EXPECT_EQ(p.nodes[0].second, std::vector<int>{2});
-  EXPECT_EQ(p.nodes[1].second, (std::vector<int>{0, 1}));
+  EXPECT_EQ(p.nodes[0].name, "a");
+  EXPECT_EQ(p.nodes[0].ranks, std::vector<int>{2});
+  EXPECT_EQ(p.nodes[1].ranks, (std::vector<int>{0, 1}));
   EXPECT_EQ(place(two_workers("h", "i"), "b")->wanted_cores, 4);
   EXPECT_FALSE(place(two_workers("h", "i"), "b")->one_host);
   EXPECT_TRUE(place(two_workers("h", "i"), "spare")->local.empty());

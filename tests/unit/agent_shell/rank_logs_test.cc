@@ -18,14 +18,17 @@
 namespace remesh::agent {
 namespace {
 
-TEST(RankLogs, TheLastLineIsTheLastThatIsNotBlank) {
-  EXPECT_EQ(last_line("one\ntwo\n\n  \n", 100), "two");
-  EXPECT_EQ(last_line("only", 100), "only");
-  EXPECT_EQ(last_line("", 100), "");
-  EXPECT_EQ(last_line("\n\n", 100), "");
-  EXPECT_EQ(last_line("\x1b[31mred\tx\r\n", 100), "[31mred x");
-  EXPECT_EQ(last_line("abcdef", 3), "abc");
-  EXPECT_EQ(last_line("ab\xc3\xa9", 3), "ab");  // not half a character
+TEST(RankLogs, TheLastLinesAreThoseThatAreNotBlank) {
+  using Lines = std::vector<std::string>;
+  EXPECT_EQ(last_lines("one\ntwo\n\n  \n", 1, 100), Lines{"two"});
+  EXPECT_EQ(last_lines("one\ntwo\n\n  \n", 3, 100), (Lines{"two", "one"}));
+  EXPECT_EQ(last_lines("only", 1, 100), Lines{"only"});
+  EXPECT_EQ(last_lines("", 1, 100), Lines());
+  EXPECT_EQ(last_lines("\n\n", 1, 100), Lines());
+  EXPECT_EQ(last_lines("\x1b[31mred\tx\r\n", 1, 100), Lines{"[31mred x"});
+  EXPECT_EQ(last_lines("abcdef", 1, 3), Lines{"abc"});
+  EXPECT_EQ(last_lines("ab\xc3\xa9", 1, 3),
+            Lines{"ab"});  // not half a character
 }
 
 TEST(RankLogs, TheLastLineIsOfTheFileModifiedLast) {

@@ -17,6 +17,7 @@
 
 #include "proto/base/child.h"
 #include "proto/base/machine.h"
+#include "proto/base/process.h"
 #include "proto/base/socket_guard.h"
 #include "tests/testing/expect.h"
 #include "tests/testing/small_disk.h"

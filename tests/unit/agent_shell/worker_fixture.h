@@ -183,6 +183,18 @@ class WorkerTest : public ::testing::Test {
     close(child->pidfd);
     return pids_[name] = child->pid;
   }
+  // Starts a worker, of which the coordinator has then heard.
+  void join(TinyCoordinator& c, const std::string& name) {
+    const size_t before = c.num_workers();
+    start(c.address(), name);
+    ASSERT_TRUE(c.run_until([&] { return c.num_workers() == before + 1; }));
+  }
+  // Whether it ends with code 0 by itself.
+  bool leaves(TinyCoordinator& c, const std::string& name) {
+    return c.run_until([&] {
+      return read_proc_stat(pids_[name])->state == 'Z';
+    }) && wait(name) == 0;
+  }
   // Exit code, or 128 + signal; -1 if it did not end.
   int wait(const std::string& name, int ms = 60000) {
     const int64_t end = monotonic_ms() + ms;

@@ -4,6 +4,7 @@
 
 #include <filesystem>
 
+#include "proto/base/process.h"
 #include "tests/testing/expect.h"
 #include "tests/unit/agent_shell/worker_fixture.h"
 
@@ -17,27 +18,16 @@ constexpr uint64_t kOther = 0xDEF;
 
 class WorkerStatesTest : public WorkerTest {
  protected:
-  void SetUp() override { coordinator_.set_state_job(kJob); }
+  void SetUp() override { c_.set_state_job(kJob); }
 
-  void start_one(const std::string& name) {
-    const size_t before = coordinator_.num_workers();
-    start(coordinator_.address(), name);
-    ASSERT_TRUE(coordinator_.run_until(
-        [&] { return coordinator_.num_workers() == before + 1; }));
-  }
   // A new incarnation, which has received a directive.
   void start_again(const std::string& name) {
-    const uint64_t before = coordinator_.report(name).incarnation();
-    start(coordinator_.address(), name);
-    ASSERT_TRUE(coordinator_.run_until([&] {
-      return coordinator_.report(name).incarnation() != before &&
-             coordinator_.report(name).has_inventory();
+    const uint64_t before = c_.report(name).incarnation();
+    start(c_.address(), name);
+    ASSERT_TRUE(c_.run_until([&] {
+      return c_.report(name).incarnation() != before &&
+             c_.report(name).has_inventory();
     })) << output(name);
-  }
-  bool ends(const std::string& name) {
-    const bool ended = coordinator_.run_until(
-        [&] { return read_proc_stat(pids_[name])->state == 'Z'; });
-    return ended && wait(name) == 0;
   }
   static std::map<int, int64_t> newest_steps(const pb::Report& r) {
     std::map<int, int64_t> by_rank;
@@ -46,22 +36,21 @@ class WorkerStatesTest : public WorkerTest {
     return by_rank;
   }
 
-  TinyCoordinator coordinator_;
+  TinyCoordinator c_;
 };
 
 TEST_F(WorkerStatesTest, AreReportedOnlyAtTheEndOfAGeneration) {
-  TinyCoordinator& c = coordinator_;
-  start_one("a");
-  c.want(pb::Directive::IDLE, pb::Assignment());
-  ASSERT_TRUE(c.run_until([&] { return c.report("a").has_inventory(); }));
-  EXPECT_EQ(c.report("a").holdings_size(), 0);
+  join(c_, "a");
+  c_.want(pb::Directive::IDLE, pb::Assignment());
+  ASSERT_TRUE(c_.run_until([&] { return c_.report("a").has_inventory(); }));
+  EXPECT_EQ(c_.report("a").holdings_size(), 0);
   const auto a = assignment({"a"}, 2, "step_ms=1");
-  run_generation(c, a);
-  EXPECT_FALSE(c.report("a").has_inventory());
-  EXPECT_EQ(c.report("a").holdings_size(), 0);
-  c.want(pb::Directive::FINISH, a);
-  ASSERT_TRUE(c.reach({"a"}, pb::Report::QUIESCED, a.generation()));
-  const pb::Report& r = c.report("a");
+  run_generation(c_, a);
+  EXPECT_FALSE(c_.report("a").has_inventory());
+  EXPECT_EQ(c_.report("a").holdings_size(), 0);
+  c_.want(pb::Directive::FINISH, a);
+  ASSERT_TRUE(c_.reach({"a"}, pb::Report::QUIESCED, a.generation()));
+  const pb::Report& r = c_.report("a");
   ASSERT_TRUE(r.has_inventory());
   EXPECT_EQ(r.damaged_size(), 0);
   ASSERT_EQ(r.holdings_size(), 4);  // two buffers per rank
@@ -80,31 +69,31 @@ TEST_F(WorkerStatesTest, AreReportedOnlyAtTheEndOfAGeneration) {
   EXPECT_EQ(fs::path(h.segment()).parent_path(), states_of("a"));
   // A leaving worker stays until none of its states is needed.
   testing::send_signal(pids_["a"], SIGTERM);
-  ASSERT_TRUE(c.run_until([&] { return c.report("a").leaving(); }));
-  EXPECT_FALSE(c.run_until(
+  ASSERT_TRUE(c_.run_until([&] { return c_.report("a").leaving(); }));
+  EXPECT_FALSE(c_.run_until(
       [&] { return read_proc_stat(pids_["a"])->state == 'Z'; }, 300));
-  EXPECT_EQ(c.report("a").holdings_size(), 4);
-  c.want(pb::Directive::LEAVE, a);
-  EXPECT_TRUE(ends("a"));
+  EXPECT_EQ(c_.report("a").holdings_size(), 4);
+  c_.want(pb::Directive::LEAVE, a);
+  EXPECT_TRUE(leaves(c_, "a"));
   EXPECT_FALSE(has_shared("a"));
   EXPECT_EQ(num_entries(scratch()), 0);
 }
 
 // As systemd-logind does when a user logs out.
 TEST_F(WorkerStatesTest, AreNoLongerReportedOnceRemoved) {
-  TinyCoordinator& c = coordinator_;
-  start_one("a");
+  join(c_, "a");
   const auto a = assignment({"a"}, 2, "step_ms=1");
-  run_generation(c, a);
-  EXPECT_GT(c.report("a").state_room(), 0u);
-  c.want(pb::Directive::FINISH, a);
-  ASSERT_TRUE(c.reach({"a"}, pb::Report::QUIESCED, a.generation()));
-  ASSERT_EQ(c.report("a").holdings_size(), 4);
-  fs::remove(c.report("a").holdings(0).segment());
-  ASSERT_TRUE(c.run_until([&] { return c.report("a").holdings_size() == 2; }));
-  EXPECT_TRUE(c.report("a").has_inventory());
+  run_generation(c_, a);
+  EXPECT_GT(c_.report("a").state_room(), 0u);
+  c_.want(pb::Directive::FINISH, a);
+  ASSERT_TRUE(c_.reach({"a"}, pb::Report::QUIESCED, a.generation()));
+  ASSERT_EQ(c_.report("a").holdings_size(), 4);
+  fs::remove(c_.report("a").holdings(0).segment());
+  ASSERT_TRUE(
+      c_.run_until([&] { return c_.report("a").holdings_size() == 2; }));
+  EXPECT_TRUE(c_.report("a").has_inventory());
   std::string log;  // written by a thread
-  EXPECT_TRUE(c.run_until([&] {
+  EXPECT_TRUE(c_.run_until([&] {
     std::ifstream in(dir_ / "run/logs/worker-a.log");
     log.assign(std::istreambuf_iterator<char>(in), {});
     return log.find("states_lost") != std::string::npos;
@@ -114,24 +103,23 @@ TEST_F(WorkerStatesTest, AreNoLongerReportedOnceRemoved) {
 }
 
 TEST_F(WorkerStatesTest, OfAKilledWorkerAreReportedByItsSuccessor) {
-  TinyCoordinator& c = coordinator_;
-  start_one("a");
+  join(c_, "a");
   const auto a = assignment({"a"}, 2, "step_ms=1");
-  run_generation(c, a);
+  run_generation(c_, a);
   stop("a", SIGKILL);
-  const pb::Report told = c.report("a");  // each rank commits by itself
+  const pb::Report told = c_.report("a");  // each rank commits by itself
   // A coordinator of another job takes its place.
-  c.want(pb::Directive::IDLE, pb::Assignment());  // no run directory, no job
-  start_one("b");
+  c_.want(pb::Directive::IDLE, pb::Assignment());  // no run directory, no job
+  join(c_, "b");
   start_again("a");
-  const pb::Report& r = c.report("a");
+  const pb::Report& r = c_.report("a");
   EXPECT_GE(r.holdings_size(), 2);
   for (const pb::RankStatus& rank : told.ranks())
     EXPECT_GE(newest_steps(r)[rank.rank()], rank.committed_step());
   EXPECT_TRUE(says("a", "states_found")) << output("a");
-  c.want(pb::Directive::SHUTDOWN, pb::Assignment());
-  EXPECT_TRUE(ends("a"));
-  EXPECT_TRUE(ends("b")) << output("b");
+  c_.want(pb::Directive::SHUTDOWN, pb::Assignment());
+  EXPECT_TRUE(leaves(c_, "a"));
+  EXPECT_TRUE(leaves(c_, "b")) << output("b");
   EXPECT_TRUE(says("a", "states_removed"));
   EXPECT_FALSE(has_shared("a"));
   EXPECT_EQ(num_entries(scratch()), 0);
@@ -139,78 +127,74 @@ TEST_F(WorkerStatesTest, OfAKilledWorkerAreReportedByItsSuccessor) {
 
 // The worker "box" had left when "box-2" was killed.
 TEST_F(WorkerStatesTest, OfAKilledWorkerAreFoundByOneThatWasGivenNoName) {
-  TinyCoordinator& c = coordinator_;
-  start_one("box-2");
-  run_generation(c, assignment({"box-2"}, 1, "step_ms=1"));
+  join(c_, "box-2");
+  run_generation(c_, assignment({"box-2"}, 1, "step_ms=1"));
   stop("box-2", SIGKILL);
-  c.want(pb::Directive::IDLE, pb::Assignment());
-  const uint64_t before = c.report("box-2").incarnation();
-  start(c.address(), "", {"--host-name", "box"});
-  ASSERT_TRUE(c.run_until([&] {
-    return c.report("box-2").incarnation() != before &&
-           c.report("box-2").has_inventory();
+  c_.want(pb::Directive::IDLE, pb::Assignment());
+  const uint64_t before = c_.report("box-2").incarnation();
+  start(c_.address(), "", {"--host-name", "box"});
+  ASSERT_TRUE(c_.run_until([&] {
+    return c_.report("box-2").incarnation() != before &&
+           c_.report("box-2").has_inventory();
   })) << output("");
-  EXPECT_GE(c.report("box-2").holdings_size(), 1);
-  EXPECT_EQ(c.num_workers(), 1u);
-  c.want(pb::Directive::SHUTDOWN, pb::Assignment());
-  EXPECT_TRUE(ends("")) << output("");
+  EXPECT_GE(c_.report("box-2").holdings_size(), 1);
+  EXPECT_EQ(c_.num_workers(), 1u);
+  c_.want(pb::Directive::SHUTDOWN, pb::Assignment());
+  EXPECT_TRUE(leaves(c_, "")) << output("");
 }
 
 TEST_F(WorkerStatesTest, AreNeitherReportedNorRemovedByAnotherJob) {
-  TinyCoordinator& c = coordinator_;
-  start_one("a");
-  run_generation(c, assignment({"a"}, 1, "step_ms=1"));
+  join(c_, "a");
+  run_generation(c_, assignment({"a"}, 1, "step_ms=1"));
   stop("a", SIGKILL);
-  c.set_state_job(kOther);
-  c.want(pb::Directive::IDLE, pb::Assignment());
+  c_.set_state_job(kOther);
+  c_.want(pb::Directive::IDLE, pb::Assignment());
   start_again("a");
-  EXPECT_EQ(c.report("a").holdings_size(), 0);
+  EXPECT_EQ(c_.report("a").holdings_size(), 0);
   EXPECT_TRUE(says("a", "states_of_other_jobs"));
-  c.want(pb::Directive::SHUTDOWN, pb::Assignment());
-  EXPECT_TRUE(ends("a"));
+  c_.want(pb::Directive::SHUTDOWN, pb::Assignment());
+  EXPECT_TRUE(leaves(c_, "a"));
   EXPECT_EQ(num_entries(states_of("a")), 1);
   EXPECT_TRUE(fs::exists(scratch() + "/a/lock"));
   // The first job returns and uses them.
-  c.set_state_job(kJob);
-  c.want(pb::Directive::IDLE, pb::Assignment());
+  c_.set_state_job(kJob);
+  c_.want(pb::Directive::IDLE, pb::Assignment());
   start_again("a");
-  EXPECT_GE(c.report("a").holdings_size(), 1);
+  EXPECT_GE(c_.report("a").holdings_size(), 1);
 }
 
 TEST_F(WorkerStatesTest, OfAKilledWorkerAreRemovedWithTheJob) {
-  TinyCoordinator& c = coordinator_;
-  start_one("a");
-  start_one("b");
-  start_one("c");
-  run_generation(c, assignment({"a", "b", "c"}, 1, "step_ms=1"));
+  join(c_, "a");
+  join(c_, "b");
+  join(c_, "c");
+  run_generation(c_, assignment({"a", "b", "c"}, 1, "step_ms=1"));
   stop("a", SIGKILL);
   pb::Assignment next;
   next.set_generation(generation_ + 1);
-  c.want(pb::Directive::IDLE, next);
-  ASSERT_TRUE(c.reach({"b", "c"}, pb::Report::IDLE, next.generation()));
+  c_.want(pb::Directive::IDLE, next);
+  ASSERT_TRUE(c_.reach({"b", "c"}, pb::Report::IDLE, next.generation()));
   testing::send_signal(pids_["c"], SIGSTOP);
-  c.want(pb::Directive::LEAVE, next);
-  EXPECT_TRUE(ends("b"));
+  c_.want(pb::Directive::LEAVE, next);
+  EXPECT_TRUE(leaves(c_, "b"));
   EXPECT_FALSE(has_shared("b"));
   EXPECT_EQ(num_entries(states_of("a")), 1);
   EXPECT_EQ(num_entries(states_of("c")), 1);
   // The last incarnation receives only the final directive.
   stop("c", SIGKILL);
-  c.want(pb::Directive::SHUTDOWN, next);
-  start(c.address(), "c");
-  EXPECT_TRUE(ends("c"));
+  c_.want(pb::Directive::SHUTDOWN, next);
+  start(c_.address(), "c");
+  EXPECT_TRUE(leaves(c_, "c"));
   EXPECT_FALSE(has_shared("a"));
   EXPECT_FALSE(has_shared("c"));
   EXPECT_EQ(num_entries(scratch()), 0);
 }
 
 TEST_F(WorkerStatesTest, StayAfterASecondInterrupt) {
-  TinyCoordinator& c = coordinator_;
-  start_one("a");
-  run_generation(c, assignment({"a"}, 1, "step_ms=1"));
+  join(c_, "a");
+  run_generation(c_, assignment({"a"}, 1, "step_ms=1"));
   const auto segment = fs::directory_iterator(states_of("a"))->path();
   testing::send_signal(pids_["a"], SIGTERM);
-  ASSERT_TRUE(c.run_until([&] { return c.report("a").leaving(); }));
+  ASSERT_TRUE(c_.run_until([&] { return c_.report("a").leaving(); }));
   usleep(1'100'000);  // a second one within a second does not count
   // From now on, and not since it last looked after them.
   const auto before = fs::file_time_type::clock::now() - std::chrono::hours(1);

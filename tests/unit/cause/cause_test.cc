@@ -8,6 +8,7 @@
 #include "proto/base/exit_code.h"
 #include "tests/testing/expect.h"
 #include "tests/testing/seed.h"
+#include "tests/testing/text_message.h"
 
 namespace remesh::core {
 namespace {
@@ -19,9 +20,8 @@ class Ranks {
   pb::RankStatus& add(int64_t stalled_ms = 5000) {
     const int rank = static_cast<int>(statuses_.size());
     pb::RankStatus& s = statuses_.emplace_back();
+    merge_text("step: 4 os_state: 'R'", &s);
     s.set_rank(rank);
-    s.set_step(4);
-    s.set_os_state("R");
     views_.push_back({.status = &s,
                       .worker = "w" + std::to_string(rank),
                       .host = "h" + std::to_string(rank),
@@ -38,17 +38,15 @@ class Ranks {
     pb::RankOperation* at = s.mutable_at();
     at->set_name("all_reduce");
     at->set_group(group);
-    for (const int r : ranks) at->add_ranks(r);
+    at->mutable_ranks()->Assign(ranks.begin(), ranks.end());
     at->set_number(number);
     s.set_doing("step " + std::to_string(step) + ", all_reduce on " + group);
     return s;
   }
   pb::RankStatus& in_recv(int from, int64_t step = 4) {
     pb::RankStatus& s = add();
+    merge_text("waits: true at { name: 'wait recv' group: 'pp' }", &s);
     s.set_step(step);
-    s.set_waits(true);
-    s.mutable_at()->set_name("wait recv");
-    s.mutable_at()->set_group("pp");
     s.mutable_at()->set_peer(from);
     s.set_doing("step " + std::to_string(step) + ", wait recv from rank " +
                 std::to_string(from));
@@ -166,11 +164,10 @@ TEST(FirstDeath, DescribesTheDeath) {
 TEST(FirstDeath, TheEventHasAllFields) {
   Ranks r;
   pb::RankStatus& s = r.dead(SIGSEGV, 0, 1);
-  s.set_doing("step 4, optimizer");
-  s.mutable_at()->set_seconds(0.1);
-  s.set_flight_record("flight-g001-rank-0.json");
-  s.add_log_tail("one");
-  s.add_log_tail("two");
+  merge_text(
+      "doing: 'step 4, optimizer' at { seconds: 0.1 } "
+      "flight_record: 'flight-g001-rank-0.json' log_tail: ['one', 'two']",
+      &s);
   pb::EventRecord e;
   fill_failure(r.views()[0], &e);
   EXPECT_EQ(e.host(), "h0");
@@ -345,12 +342,9 @@ TEST(SilentLinks, NobodyElseIsToBlameForARankThatHangs) {
 
 // Others that end for the same reason of their own are not its victims.
 TEST(DiedLike, CountsEndsThatNoPeerExplains) {
-  pb::RankStatus first, other;
-  for (pb::RankStatus* s : {&first, &other}) {
-    s->set_exited(true);
-    s->set_exit_code(3);
-    s->set_phase(pb::RankStatus::CONNECTING);
-  }
+  auto first = text_message<pb::RankStatus>(
+      "exited: true exit_code: 3 phase: CONNECTING");
+  pb::RankStatus other = first;
   EXPECT_TRUE(died_like(other, first));
   other.set_killed_by_worker(true);
   EXPECT_FALSE(died_like(other, first));
@@ -361,10 +355,8 @@ TEST(DiedLike, CountsEndsThatNoPeerExplains) {
   EXPECT_FALSE(died_like(other, first)) << "MPI may have ended it";
   other.set_phase(pb::RankStatus::STARTING);
   EXPECT_TRUE(died_like(other, first)) << "it was on its own";
-  for (pb::RankStatus* s : {&first, &other}) {
-    s->set_exit_code(0);
-    s->set_signal(9);
-  }
+  for (pb::RankStatus* s : {&first, &other})
+    merge_text("exit_code: 0 signal: 9", s);
   EXPECT_TRUE(died_like(other, first));
   other.set_signal(11);
   EXPECT_FALSE(died_like(other, first));

@@ -1,8 +1,5 @@
 #include "tests/testing/local_comm.h"
 
-#include <functional>
-#include <thread>
-
 #include "parallel/comm/mesh.h"
 #include "tests/testing/expect.h"
 #include "tests/testing/seed.h"
@@ -10,12 +7,6 @@
 
 namespace remesh::comm {
 namespace {
-
-void on_ranks(int n, const std::function<void(Comm&)>& body) {
-  auto comms = make_local_comms(n);
-  std::vector<std::jthread> threads;
-  for (auto& c : comms) threads.emplace_back([&body, &c] { body(*c); });
-}
 
 TEST(LocalComm, KeepsTheContractUnderRandomOperations) {
   const uint64_t seed = test_seed();

@@ -15,17 +15,14 @@
 #include "proto/base/file_system.h"
 #include "tests/testing/expect.h"
 #include "tests/testing/files.h"
+#include "tests/testing/resolved_job.h"
 
 namespace remesh::ctl {
 namespace {
 
 pb::Job job_of(const std::string& steps) {
-  const auto parsed = jobfile::parse_job(
-      "", {}, {"data.path=/d", "train.seq_len=32", "train.steps=" + steps});
-  EXPECT_OK(parsed);
-  jobfile::DataInfo info;
-  info.vocab_size = 257;
-  return jobfile::resolve(parsed.value(), info).value();
+  return resolved_job(
+      {"data.path=/d", "train.seq_len=32", "train.steps=" + steps});
 }
 
 // It has the lock of the directory before it writes its job there.

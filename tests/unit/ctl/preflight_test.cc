@@ -11,20 +11,16 @@
 #include "proto/data/index.h"
 #include "tests/testing/expect.h"
 #include "tests/testing/files.h"
+#include "tests/testing/resolved_job.h"
 #include "tests/testing/small_disk.h"
 
 namespace remesh::ctl {
 namespace {
 
 pb::Job kept_job() {
-  const auto parsed = jobfile::parse_job(
-      "", {},
-      {"data.path=/d", "model.dim=64", "model.n_layers=2", "model.n_heads=2",
-       "model.n_kv_heads=2", "model.hidden_dim=64", "train.seq_len=32"});
-  EXPECT_OK(parsed);
-  jobfile::DataInfo info;
-  info.vocab_size = 257;
-  return jobfile::resolve(parsed.value(), info).value();
+  return resolved_job({"data.path=/d", "model.dim=64", "model.n_layers=2",
+                       "model.n_heads=2", "model.n_kv_heads=2",
+                       "model.hidden_dim=64", "train.seq_len=32"});
 }
 
 // What it says of the shared memory in that folder; "" if it does not.

@@ -14,6 +14,7 @@
 #include "coordinator/rundir/run_dir.h"
 #include "tests/testing/expect.h"
 #include "tests/testing/files.h"
+#include "tests/testing/text_message.h"
 
 namespace remesh::ctl {
 namespace {
@@ -27,16 +28,12 @@ class RenderTest : public ::testing::Test {
 };
 
 pb::StepMetrics metrics(int64_t step, double loss, double time) {
-  pb::StepMetrics m;
+  auto m = text_message<pb::StepMetrics>(
+      "grad_norm: 0.85 lr: 1e-3 tokens_per_s: 41234 step_s: 0.0993 "
+      "generation: 3 mesh { dp: 2 }");
   m.set_step(step);
   m.set_loss(loss);
-  m.set_grad_norm(0.85);
-  m.set_lr(1e-3);
   m.set_tokens(step * 4096);
-  m.set_tokens_per_s(41234);
-  m.set_step_s(0.0993);
-  m.set_generation(3);
-  m.mutable_mesh()->set_dp(2);
   m.set_time(time);
   return m;
 }
@@ -47,8 +44,10 @@ std::string block(const std::vector<std::string>& lines) {
   return out;
 }
 
-pb::EventRecord event(const std::string& name, double time) {
-  pb::EventRecord e;
+// Of generation 3, with these fields.
+pb::EventRecord event(const std::string& name, double time,
+                      const std::string& fields = "") {
+  auto e = text_message<pb::EventRecord>(fields);
   e.set_event(name);
   e.set_time(time);
   e.set_generation(3);
@@ -85,81 +84,68 @@ TEST_F(RenderTest, ShortNumbers) {
 }
 
 TEST_F(RenderTest, EventTexts) {
-  pb::EventRecord mesh = event("mesh", 0);
-  mesh.mutable_mesh()->set_dp(3);
-  mesh.set_step(15);
-  mesh.set_source("/runs/x/checkpoints/step-00000014");
-  mesh.set_source_kind(pb::Source::CHECKPOINT);
-  mesh.set_lost_steps(1);
-  mesh.set_detail("3 of 3 slots");
+  pb::EventRecord mesh =
+      event("mesh", 0,
+            "mesh { dp: 3 } step: 15 lost_steps: 1 detail: '3 of 3 slots' "
+            "source: '/runs/x/checkpoints/step-00000014' "
+            "source_kind: CHECKPOINT");
   EXPECT_EQ(event_text(mesh),
             "generation 3: dp3, continues at step 15 from step-00000014, 1 "
             "step recomputed (3 of 3 slots)");
-  mesh.set_lost_steps(0);
-  mesh.set_source("the words are not read");
-  mesh.set_source_kind(pb::Source::MEMORY);
+  merge_text(
+      "lost_steps: 0 source: 'the words are not read' source_kind: MEMORY",
+      &mesh);
   EXPECT_EQ(event_text(mesh),
             "generation 3: dp3, continues at step 16 from memory");
-  mesh.set_source("initial weights");
-  mesh.set_source_kind(pb::Source::INIT);
+  merge_text("source: 'initial weights' source_kind: INIT", &mesh);
   EXPECT_EQ(event_text(mesh), "generation 3: dp3, starts from initial weights");
   mesh.clear_source_kind();  // of an older release
   EXPECT_EQ(event_text(mesh),
             "generation 3: dp3, continues at step 16 from initial weights");
-  pb::EventRecord failure = event("failure", 0);
-  failure.set_rank(1);
-  failure.set_worker("w2");
-  failure.set_cause("signal 9");
+  pb::EventRecord failure =
+      event("failure", 0, "rank: 1 worker: 'w2' cause: 'signal 9'");
   EXPECT_EQ(event_text(failure), "failure of rank 1 on worker w2: signal 9");
   EXPECT_EQ(events::tone_of(failure.event()), Tone::kBad);
   // All that is known of it in one line.
-  failure.set_host("vm");
-  failure.set_cause(
-      "killed by signal 9 (SIGKILL); it was at step 3, optimizer for 0.1 s");
-  failure.set_flight_record("flight-g003-rank-1.json");
+  merge_text(
+      "host: 'vm' flight_record: 'flight-g003-rank-1.json' cause: 'killed by "
+      "signal 9 (SIGKILL); it was at step 3, optimizer for 0.1 s'",
+      &failure);
   EXPECT_EQ(event_text(failure),
             "failure of rank 1 on worker w2 (vm): killed by signal 9 "
             "(SIGKILL); it was at step 3, optimizer for 0.1 s; see "
             "traces/flight-g003-rank-1.json");
-  pb::EventRecord gone = event("failure", 0);
-  gone.set_worker("w2");
-  gone.set_host("vm");
-  gone.set_cause("silent for 2.0 s");
-  EXPECT_EQ(event_text(gone), "failure of worker w2 (vm): silent for 2.0 s");
-  gone.clear_worker();
-  EXPECT_EQ(event_text(gone), "failure: silent for 2.0 s");
-  pb::EventRecord joined = event("worker_joined", 0);
-  joined.set_worker("w1");
-  joined.set_detail("2 slots on vm");
-  EXPECT_EQ(event_text(joined), "worker w1 joined: 2 slots on vm");
-  pb::EventRecord training = event("training", 0);
-  training.set_seconds(0.42);
-  EXPECT_EQ(event_text(training), "training resumed on dp1 after 0.4s");
-  pb::EventRecord skipped = event("checkpoint_damaged", 0);
-  skipped.set_cause("step-00000004: belongs to another run");
-  EXPECT_EQ(event_text(skipped),
+  const auto text = [](const std::string& name, const std::string& fields,
+                       double time = 0) {
+    return event_text(event(name, time, fields));
+  };
+  EXPECT_EQ(text("failure", "worker: 'w2' host: 'vm' cause: 'silent for 2 s'"),
+            "failure of worker w2 (vm): silent for 2 s");
+  EXPECT_EQ(text("failure", "host: 'vm' cause: 'silent for 2 s'"),
+            "failure: silent for 2 s");
+  EXPECT_EQ(text("worker_joined", "worker: 'w1' detail: '2 slots on vm'"),
+            "worker w1 joined: 2 slots on vm");
+  EXPECT_EQ(text("training", "seconds: 0.42"),
+            "training resumed on dp1 after 0.4s");
+  EXPECT_EQ(text("checkpoint_damaged",
+                 "cause: 'step-00000004: belongs to another run'"),
             "unusable checkpoint skipped: step-00000004: belongs to another "
             "run");
-  pb::EventRecord stopped = event("job_stopped", 100);
-  stopped.set_step(3);
-  stopped.set_detail("step 3 is in the memory of w1");
-  stopped.set_seconds(600);
-  EXPECT_EQ(event_text(stopped),
+  EXPECT_EQ(text("job_stopped",
+                 "step: 3 detail: 'step 3 is in the memory of w1' seconds: 600",
+                 /*time=*/100),
             "stopped at step 3: step 3 is in the memory of w1 until " +
                 rundir::time_of_day(700));
   // An event that this version has no text for shows all its fields.
-  pb::EventRecord other = event("change_put_off", 0);
-  other.set_cause("disk full");
-  other.set_detail("join");
-  EXPECT_EQ(event_text(other), "change put off: disk full: join");
+  EXPECT_EQ(text("change_put_off", "cause: 'disk full' detail: 'join'"),
+            "change put off: disk full: join");
 }
 
 // What a worker says never reaches the terminal as a command.
 TEST(Render, TextsAreFreeOfControlCharacters) {
-  pb::EventRecord e;
+  auto e = text_message<pb::EventRecord>(
+      R"(worker: "w\x1b]0;owned\x07" cause: "\x1b[2J\n")");
   e.set_event(events::kWorkerLost.name);
-  e.set_worker("w\x1b]0;owned\x07");
-  e.set_cause("\x1b[2J\n");
   EXPECT_EQ(event_text(e), "worker w?]0;owned? lost: ?[2J?");
 }
 
@@ -248,30 +234,21 @@ RunSummary sample() {
   RunSummary s{.resume = "remesh resume runs/r --local 2",
                .run_dir = "runs/r",
                .outcome = pb::JobStatus::DONE};
-  s.job.mutable_train()->set_steps(4);
-  s.job.mutable_schedule()->set_total_steps(4);
-  s.job.mutable_schedule()->set_warmup_steps(0);
+  merge_text("train { steps: 4 } schedule { total_steps: 4 warmup_steps: 0 }",
+             &s.job);
   s.began = 100;
   for (int i = 1; i <= 4; ++i) {
     pb::StepMetrics m = metrics(i, 6.0 - i, 98 + i);
     if (i == 4) m.set_val_loss(2.25);
     s.add(m);
   }
-  pb::EventRecord old = event("mesh", 50);  // of an earlier session
-  old.mutable_mesh()->set_dp(7);
-  s.add(old);
-  for (const int dp : {2, 3}) {
-    s.events.push_back(event("mesh", 101));
-    s.events.back().mutable_mesh()->set_dp(dp);
-  }
+  s.add(event("mesh", 50, "mesh { dp: 7 }"));  // of an earlier session
+  s.events.push_back(event("mesh", 101, "mesh { dp: 2 }"));
+  s.events.push_back(event("mesh", 101, "mesh { dp: 3 }"));
   s.events.push_back(event("worker_joined", 101));
-  s.events.push_back(event("training", 102));
-  s.events.back().set_seconds(1.25);
-  s.events.back().set_lost_steps(2);
-  s.events.push_back(event("failure", 3661));
-  s.events.back().set_rank(1);
-  s.events.back().set_worker("w2");
-  s.events.back().set_cause("signal 9");
+  s.events.push_back(event("training", 102, "seconds: 1.25 lost_steps: 2"));
+  s.events.push_back(
+      event("failure", 3661, "rank: 1 worker: 'w2' cause: 'signal 9'"));
   s.checkpoint = "runs/r/checkpoints/step-00000004";
   return s;
 }
@@ -319,11 +296,10 @@ What to try next:
 }
 
 TEST_F(RenderTest, AdviceToTrainLongerStatesTheLearningRate) {
-  pb::Job job;
-  job.mutable_train()->set_steps(100);
+  auto job = text_message<pb::Job>(
+      "train { steps: 100 } "
+      "schedule { total_steps: 100 decay_type: 'constant' }");
   pb::Schedule& s = *job.mutable_schedule();
-  s.set_total_steps(100);
-  s.set_decay_type("constant");
   EXPECT_EQ(longer_advice(job, "R"),
             std::vector<std::string>{"R --set train.steps=200"});
   s.set_decay_type("linear");
@@ -354,37 +330,18 @@ TEST_F(RenderTest, SummaryOfARunThatNeverTrained) {
 }
 
 pb::JobStatus status() {
-  pb::JobStatus s;
-  s.set_job("books");
-  s.set_state(pb::JobStatus::RUNNING);
-  s.set_generation(3);
-  s.mutable_mesh()->set_dp(2);
-  s.set_step(340);
-  s.set_steps(1500);
+  auto s = text_message<pb::JobStatus>(R"(
+      job: "books" state: RUNNING generation: 3 mesh { dp: 2 }
+      step: 340 steps: 1500 checkpoint_step: 300 run_dir: "/runs/r"
+      address: "tcp://h:1" coordinator_host: "h" coordinator_pid: 7
+      workers {
+        name: "w1" host: "h" pid: 8 slots: 2 state: RUNNING age_s: 0.04
+        draining: true
+        ranks { rank: 0 pid: 90 step: 341 }
+        ranks { rank: 1 pid: 91 step: 341 exited: true signal: 9 }
+      }
+      kept_state { step: 340 needed_hosts: "h" })");
   *s.mutable_last() = metrics(340, 2.1345, 0);
-  s.set_checkpoint_step(300);
-  s.set_run_dir("/runs/r");
-  s.set_address("tcp://h:1");
-  s.set_coordinator_host("h");
-  s.set_coordinator_pid(7);
-  pb::WorkerStatus* w = s.add_workers();
-  w->set_name("w1");
-  w->set_host("h");
-  w->set_pid(8);
-  w->set_slots(2);
-  w->set_state(pb::WorkerStatus::RUNNING);
-  w->set_age_s(0.04);
-  w->set_draining(true);
-  for (int i = 0; i < 2; ++i) {
-    pb::RankStatus* r = w->add_ranks();
-    r->set_rank(i);
-    r->set_pid(90 + i);
-    r->set_step(341);
-  }
-  w->mutable_ranks(1)->set_exited(true);
-  w->mutable_ranks(1)->set_signal(9);
-  s.mutable_kept_state()->set_step(340);
-  s.mutable_kept_state()->add_needed_hosts("h");
   *s.add_events() = event("coordinator_started", 61);
   return s;
 }
@@ -402,11 +359,10 @@ TEST_F(RenderTest, StatusText) {
   RunFacts facts;
   EXPECT_HAS(status_text(status(), facts, {}), "checkpoint   step 300\n");
   const double now = 10'000;
-  pb::EventRecord saved = event("checkpoint", now - 40);
-  saved.set_step(320);
-  facts =
-      facts_of(last_steps(now),
-               {event("coordinator_started", now - 4000), saved}, 1500, now);
+  facts = facts_of(last_steps(now),
+                   {event("coordinator_started", now - 4000),
+                    event("checkpoint", now - 40, "step: 320")},
+                   1500, now);
   EXPECT_EQ(status_text(status(), facts, {}),
             R"(job books: running, step 340 of 1500 (23%)
 
@@ -446,12 +402,11 @@ TEST_F(RenderTest, APauseBetweenTwoCoordinatorsIsNoStep) {
 
 TEST_F(RenderTest, StatusJsonHasWhatTheFilesOfTheRunSay) {
   const double now = 10'000;
-  pb::EventRecord saved = event("checkpoint", now - 40);
-  saved.set_step(300);
   const RunFacts facts =
       facts_of(last_steps(now),
                {event("coordinator_started", 6000),
-                event("coordinator_started", 7000), saved},  // without journal
+                event("coordinator_started", 7000),  // without journal
+                event("checkpoint", now - 40, "step: 300")},
                1500, now);
   const auto j = nlohmann::json::parse(status_json(status(), facts));
   EXPECT_EQ(j["began"], 6000);
@@ -485,35 +440,30 @@ TEST_F(RenderTest, StatusSaysWhatAJobWaitsFor) {
     return state_text(s) + "; " + (j.is_null() ? "-" : j.get<std::string>());
   };
   EXPECT_EQ(shown(), "waiting; -");
-  s.set_wait_reason(pb::JobStatus::WORKERS);
-  EXPECT_EQ(shown(), "waiting for workers; workers");
-  s.set_wait_reason(pb::JobStatus::FINISHED_STEPS);
-  EXPECT_EQ(shown(), "waiting for finished steps; finished steps");
-  s.set_wait_reason(pb::JobStatus::SHARED_MEMORY);
-  EXPECT_EQ(shown(), "waiting for shared memory; shared memory");
-  s.set_wait_reason(pb::JobStatus::ROOM_TO_SAVE);
-  EXPECT_EQ(shown(), "waiting for room to save; room to save");
+  for (const auto& [reason, text] :
+       {std::pair(pb::JobStatus::WORKERS, "workers"),
+        {pb::JobStatus::FINISHED_STEPS, "finished steps"},
+        {pb::JobStatus::SHARED_MEMORY, "shared memory"},
+        {pb::JobStatus::ROOM_TO_SAVE, "room to save"}}) {
+    s.set_wait_reason(reason);
+    EXPECT_EQ(shown(), std::string("waiting for ") + text + "; " + text);
+  }
   EXPECT_EQ(status_text(s, {}, {}).find("job books: waiting for room to save,"),
             0U);
 }
 
 TEST_F(RenderTest, StatusOfARunThatHasEndedSaysHow) {
-  pb::JobStatus s;
-  s.set_job("books");
-  s.set_state(pb::JobStatus::FAILED);
-  s.set_detail("failed at step 7: no luck; to continue: remesh resume r");
-  s.set_step(7);
-  s.set_steps(9);
-  s.set_run_dir("r");
+  auto s = text_message<pb::JobStatus>(
+      "job: 'books' state: FAILED step: 7 steps: 9 run_dir: 'r' "
+      "detail: 'failed at step 7: no luck; to continue: remesh resume r'");
   EXPECT_EQ(status_text(s, {}, {}), R"(job books: failed, step 7 of 9 (78%)
   failed at step 7: no luck; to continue: remesh resume r
 
   run         r
   checkpoint  none yet
 )");
-  pb::EventRecord saved = event("checkpoint", 40);
-  saved.set_step(6);
-  const RunFacts facts = facts_of({}, {saved}, 9, 50);
+  const RunFacts facts =
+      facts_of({}, {event("checkpoint", 40, "step: 6")}, 9, 50);
   EXPECT_HAS(status_text(s, facts, {}),
              "none yet; step 6 was saved and is not there");
   s.set_checkpoint_step(5);

@@ -8,8 +8,9 @@
 #include "coordinator/ctl/plan_view.h"
 #include "coordinator/ctl/status_view.h"
 #include "parallel/geometry/layout.h"
-#include "parallel/jobfile/jobfile.h"
 #include "tests/testing/expect.h"
+#include "tests/testing/resolved_job.h"
+#include "tests/testing/text_message.h"
 
 namespace remesh::ctl {
 namespace {
@@ -229,20 +230,11 @@ TEST(Timeline, WithoutAPipelineThereIsNoBubble) {
   EXPECT_LACKS(trace_report({f.parsed()}), "schedule");
 }
 
-pb::Job small_job(const std::vector<std::string>& set) {
-  std::vector<std::string> all = {"data.path=/d", "model.flavor=tiny"};
-  all.insert(all.end(), set.begin(), set.end());
-  const auto job = jobfile::parse_job("", {}, all);
-  EXPECT_OK(job);
-  const auto resolved = jobfile::resolve(*job, {257});
-  EXPECT_OK(resolved);
-  return *resolved;
-}
-
 TEST(Plan, PrintsMeshStagesAndMemoryOrTheReason) {
-  const pb::Job job =
-      small_job({"parallel.pipeline_parallel_degree=2",
-                 "parallel.pipeline_schedule=zb-h1", "parallel.zero_stage=1"});
+  const pb::Job job = resolved_job({"data.path=/d", "model.flavor=tiny",
+                                    "parallel.pipeline_parallel_degree=2",
+                                    "parallel.pipeline_schedule=zb-h1",
+                                    "parallel.zero_stage=1"});
   ASSERT_OK_AND(const auto text,
                 plan_text(job, {.slots = 5, .hosts = 1, .cores = 4}));
   for (const char* part :
@@ -265,28 +257,18 @@ TEST(Plan, PrintsMeshStagesAndMemoryOrTheReason) {
 }
 
 pb::JobStatus measured() {
-  pb::JobStatus s;
-  s.set_coordinator_pid(7);
-  s.set_job("j");
-  s.set_state(pb::JobStatus::RUNNING);
-  s.mutable_mesh()->set_pp(2);
-  s.mutable_parallel()->set_zero_stage(2);
-  s.mutable_parallel()->set_zero_shard_group(2);
-  s.set_recompute("full");
-  s.set_recompute_every(2);
-  s.set_pinned("dp1,pp2");
-  s.set_predicted_bubble(0.1);
-  pb::StepMetrics* m = s.mutable_last();
-  m->set_step(3);
-  m->set_flops_per_s(3.12e11);
-  m->set_gemm_flops_per_s(4e11);
-  m->set_mfu(0.39);
-  m->set_exposed_comm(0.05);
-  m->set_bubble(0.125);
-  pb::RankStatus* r = s.add_workers()->add_ranks();
-  r->set_rank(0);
+  auto s = text_message<pb::JobStatus>(R"(
+      coordinator_pid: 7 job: "j" state: RUNNING mesh { pp: 2 }
+      parallel { zero_stage: 2 zero_shard_group: 2 }
+      recompute: "full" recompute_every: 2
+      pinned: "dp1,pp2" predicted_bubble: 0.1
+      last {
+        step: 3 flops_per_s: 3.12e11 gemm_flops_per_s: 4e11 mfu: 0.39
+        exposed_comm: 0.05 bubble: 0.125
+      }
+      workers { ranks { rank: 0 exposed_comm: 0.25 } })");
+  pb::RankStatus* r = s.mutable_workers(0)->mutable_ranks(0);
   r->set_rss_bytes(3u << 30);
-  r->set_exposed_comm(0.25);
   r->mutable_memory()->set_weights(100 << 20);
   r->mutable_memory()->set_buffers(5 << 20);
   r->mutable_predicted()->set_weights(110 << 20);

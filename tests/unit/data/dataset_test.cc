@@ -152,8 +152,8 @@ TEST_F(DatasetTest, SeedsHoldOutOtherTextAndTheSameSeedTheSame) {
     o.seed = seed;
     o.out_dir = dir_ / ("out" + std::to_string(ids.size()));
     ASSERT_OK_AND(const auto made, prepare(o, *posix_file_system()));
-    EXPECT_GT(made.val_tokens, 0);
-    ids.push_back(made.data_id);
+    EXPECT_GT(made.index.val_tokens(), 0);
+    ids.push_back(made.index.data_id);
   }
   EXPECT_NE(ids[0], ids[1]);
   EXPECT_EQ(ids[0], ids[2]);
@@ -261,9 +261,9 @@ TEST_F(DatasetTest, ProgressRisesToTheTotal) {
   EXPECT_EQ(last, fs::file_size(o.inputs[0]));
   EXPECT_EQ(total, last);
   EXPECT_GE(calls, 3);
-  EXPECT_EQ(made.input_bytes, last);
-  EXPECT_EQ(made.text_bytes, last);
-  EXPECT_GT(made.documents, 10);
+  EXPECT_EQ(made.index.inputs.at(0).bytes, last);
+  EXPECT_EQ(made.index.text_bytes, last);
+  EXPECT_GT(made.index.documents, 10);
 }
 
 TEST_F(DatasetTest, BadInputIsAClearErrorAndLeavesNoFolder) {
@@ -358,7 +358,7 @@ TEST_F(DatasetTest, PreparingAgainIsUpToDateAndOtherDataAreRefused) {
   const auto before = names_in(o.out_dir);
   ASSERT_OK_AND(const auto again, prepare(o, *posix_file_system()));
   EXPECT_TRUE(again.up_to_date);
-  EXPECT_EQ(again.data_id, Dataset::open(o.out_dir)->data_id());
+  EXPECT_EQ(again.index.data_id, Dataset::open(o.out_dir)->data_id());
   o.seed = 5;
   EXPECT_EQ(prepare(o, *posix_file_system()).status().code(),
             Code::kAlreadyExists);
@@ -369,7 +369,7 @@ TEST_F(DatasetTest, PreparingAgainIsUpToDateAndOtherDataAreRefused) {
   o.shard_tokens = 1 << 20;
   ASSERT_OK_AND(const auto replaced, prepare(o, *posix_file_system()));
   EXPECT_FALSE(replaced.up_to_date);
-  EXPECT_EQ(Dataset::open(o.out_dir)->data_id(), replaced.data_id);
+  EXPECT_EQ(Dataset::open(o.out_dir)->data_id(), replaced.index.data_id);
   EXPECT_OK(old->verify());
 }
 
@@ -390,13 +390,13 @@ TEST_F(DatasetTest, AFileNamedAsJsonLinesLaterIsPreparedAgain) {
   const std::string lines = "{\"text\": \"one\"}\n{\"text\": \"two\"}\n";
   PrepareOptions o = options(lines);
   o.val_fraction = 0;
-  EXPECT_EQ(prepare(o, *posix_file_system())->text_bytes, lines.size());
+  EXPECT_EQ(prepare(o, *posix_file_system())->index.text_bytes, lines.size());
   o.inputs = {dir_.write("in.jsonl", lines)};
   o.overwrite = true;
   ASSERT_OK_AND(const auto again, prepare(o, *posix_file_system()));
   EXPECT_FALSE(again.up_to_date);
-  EXPECT_EQ(again.text_bytes, 6);
-  EXPECT_EQ(again.documents, 2);
+  EXPECT_EQ(again.index.text_bytes, 6);
+  EXPECT_EQ(again.index.documents, 2);
 }
 
 TEST_F(DatasetTest, FewerShardsReplaceMoreWithoutRemains) {
@@ -597,9 +597,9 @@ TEST(Corpus, TheShippedTextMakesADataSet) {
   o.inputs = {"deploy/data/books.txt.xz"};
   o.out_dir = dir / "books";
   ASSERT_OK_AND(const auto made, prepare(o, *posix_file_system()));
-  EXPECT_EQ(made.text_bytes, 20'118'430U);
-  EXPECT_EQ(made.documents, 370);
-  EXPECT_NEAR(static_cast<double>(made.val_tokens), 201'000, 30'000);
+  EXPECT_EQ(made.index.text_bytes, 20'118'430U);
+  EXPECT_EQ(made.index.documents, 370);
+  EXPECT_NEAR(static_cast<double>(made.index.val_tokens()), 201'000, 30'000);
   EXPECT_OK(Dataset::open(o.out_dir)->verify());
 }
 

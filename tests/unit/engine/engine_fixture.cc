@@ -9,7 +9,6 @@
 #include <cstring>
 #include <limits>
 #include <mutex>
-#include <thread>
 
 #include "parallel/geometry/batch.h"
 #include "proto/base/check.h"
@@ -194,14 +193,11 @@ std::string Case::to_string() const {
 
 Outcome run_case(const Case& c) {
   const ParamTable table = ParamTable::make(c.model);
-  auto comms = comm::make_local_comms(c.layout.world());
   Collected out{.grad = WholeVector(table), .weights = WholeVector(table)};
-  std::vector<Status> status(comms.size());
-  std::vector<std::thread> ranks;
-  for (size_t r = 0; r < comms.size(); ++r)
-    ranks.emplace_back(
-        [&, r] { status[r] = train_rank(c, table, *comms[r], out); });
-  for (std::thread& t : ranks) t.join();
+  std::vector<Status> status(static_cast<size_t>(c.layout.world()));
+  comm::on_ranks(c.layout.world(), [&](comm::Comm& comm) {
+    status[static_cast<size_t>(comm.rank())] = train_rank(c, table, comm, out);
+  });
   for (const Status& s : status)
     if (!s.ok() && out.outcome.status.ok()) out.outcome.status = s;
   if (out.outcome.status.ok())

@@ -125,14 +125,11 @@ void run_all(const Schedule& schedule, int present, bool evaluate) {
                << schedule.pp << " chunks " << schedule.chunks
                << " microbatches " << present << " of "
                << schedule.num_microbatches << " evaluate " << evaluate);
-  auto comms = comm::make_local_comms(schedule.pp);
-  std::vector<std::jthread> ranks;
-  for (int r = 0; r < schedule.pp; ++r)
-    ranks.emplace_back([&, r] {
-      Rank rank(schedule, present, *comms[static_cast<size_t>(r)]);
-      rank.run(evaluate);
-      EXPECT_LE(rank.links().bytes(), (3 + 1) * kBytes);
-    });
+  comm::on_ranks(schedule.pp, [&](comm::Comm& comm) {
+    Rank rank(schedule, present, comm);
+    rank.run(evaluate);
+    EXPECT_LE(rank.links().bytes(), (3 + 1) * kBytes);
+  });
 }
 
 // Ranks wait for each other in the same places whatever their speed, so that

@@ -3,7 +3,6 @@
 
 #include <algorithm>
 #include <cmath>
-#include <thread>
 
 #include "tests/testing/llama.h"
 #include "tests/testing/local_comm.h"
@@ -74,52 +73,48 @@ void sum_on(int n, const geometry::ZeroOptions& zero, bool one_microbatch,
   const auto table = tiny_table();
   const ShardTable shard = whole_shard(table);
   out.assign(static_cast<size_t>(shard.num_elements()), -1);
-  auto comms = comm::make_local_comms(n);
-  std::vector<std::thread> ranks;
-  for (int r = 0; r < n; ++r)
-    ranks.emplace_back([&, r] {
-      comm::Comm& data = *comms[static_cast<size_t>(r)];
-      const auto backend = kernels::make_cpu_backend(1);
-      const ZeroPlan plan = ZeroPlan::make(shard, zero, n, r).value();
-      double waited_s = 0;
-      const auto store = GradStore::make(shard, plan, *backend, one_microbatch,
-                                         bucket, waited_s)
-                             .value();
-      std::unique_ptr<comm::Comm> group, replicas;
-      if (plan.shard_size() > 1)
-        group = data.split(plan.replica_index(), plan.shard_index());
-      if (plan.num_replicas() > 1)
-        replicas = data.split(plan.shard_index(), plan.replica_index());
-      GradGroups groups;
-      groups.shard = group.get();
-      std::unique_ptr<CountingComm> counting;
-      if (replicas != nullptr)
-        counting = std::make_unique<CountingComm>(*replicas);
-      groups.replicas = counting.get();
-      store->connect(groups);
-      for (int round = 0; round < 2; ++round) {
-        store->begin();
-        const int mine = one_microbatch ? (r > 0 ? 1 : 0) : r;
-        for (int m = 0; m < mine; ++m)
-          for (size_t u = shard.units().size(); u-- > 0;) {
-            const geometry::Unit& unit = shard.units()[u];
-            float* g = store->grads(static_cast<int>(u));
-            for (int64_t e = unit.begin; e < unit.end; ++e)
-              g[e - unit.begin] += value(r, e, m);
-            if (m + 1 == mine) store->ready(static_cast<int>(u));
-          }
-        store->finish([] {});
-      }
-      for (size_t u = 0; u < shard.units().size(); ++u) {
-        const auto sum = store->reduced(u);
-        // Each element is written by one rank, and once more by its replicas.
-        if (plan.replica_index() == 0)
-          std::copy(sum.begin(), sum.end(),
-                    out.begin() + plan.update_range(u).begin);
-      }
-      if (most != nullptr && r == 0) *most = counting->most();
-    });
-  for (std::thread& t : ranks) t.join();
+  comm::on_ranks(n, [&](comm::Comm& data) {
+    const int r = data.rank();
+    const auto backend = kernels::make_cpu_backend(1);
+    const ZeroPlan plan = ZeroPlan::make(shard, zero, n, r).value();
+    double waited_s = 0;
+    const auto store =
+        GradStore::make(shard, plan, *backend, one_microbatch, bucket, waited_s)
+            .value();
+    std::unique_ptr<comm::Comm> group, replicas;
+    if (plan.shard_size() > 1)
+      group = data.split(plan.replica_index(), plan.shard_index());
+    if (plan.num_replicas() > 1)
+      replicas = data.split(plan.shard_index(), plan.replica_index());
+    GradGroups groups;
+    groups.shard = group.get();
+    std::unique_ptr<CountingComm> counting;
+    if (replicas != nullptr)
+      counting = std::make_unique<CountingComm>(*replicas);
+    groups.replicas = counting.get();
+    store->connect(groups);
+    for (int round = 0; round < 2; ++round) {
+      store->begin();
+      const int mine = one_microbatch ? (r > 0 ? 1 : 0) : r;
+      for (int m = 0; m < mine; ++m)
+        for (size_t u = shard.units().size(); u-- > 0;) {
+          const geometry::Unit& unit = shard.units()[u];
+          float* g = store->grads(static_cast<int>(u));
+          for (int64_t e = unit.begin; e < unit.end; ++e)
+            g[e - unit.begin] += value(r, e, m);
+          if (m + 1 == mine) store->ready(static_cast<int>(u));
+        }
+      store->finish([] {});
+    }
+    for (size_t u = 0; u < shard.units().size(); ++u) {
+      const auto sum = store->reduced(u);
+      // Each element is written by one rank, and once more by its replicas.
+      if (plan.replica_index() == 0)
+        std::copy(sum.begin(), sum.end(),
+                  out.begin() + plan.update_range(u).begin);
+    }
+    if (most != nullptr && r == 0) *most = counting->most();
+  });
 }
 
 std::vector<float> naive_sum(int n, bool one_microbatch) {
@@ -172,25 +167,23 @@ TEST(GradStore, FewBucketsOfALargeUnitAreSummedAtOnce) {
 TEST(GradStore, FewUnitsAreScatteredAtOnce) {
   const auto table = tiny_table(20);
   const ShardTable shard = whole_shard(table);
-  auto comms = comm::make_local_comms(2);
-  std::vector<std::jthread> ranks;
-  for (int r = 0; r < 2; ++r)
-    ranks.emplace_back([&, r] {
-      const auto backend = kernels::make_cpu_backend(1);
-      const ZeroPlan plan = ZeroPlan::make(shard, {.stage = 1}, 2, r).value();
-      double waited_s = 0;
-      const auto store =
-          GradStore::make(shard, plan, *backend, false, 1000, waited_s).value();
-      CountingComm counting(*comms[static_cast<size_t>(r)]);
-      GradGroups groups;
-      groups.shard = &counting;
-      store->connect(groups);
-      store->begin();
-      int summed = 0;
-      store->finish([&] { EXPECT_LE(counting.started(), ++summed + 8); });
-      EXPECT_EQ(counting.started(), 22);
-      EXPECT_EQ(counting.most(), 8);
-    });
+  comm::on_ranks(2, [&](comm::Comm& comm) {
+    const auto backend = kernels::make_cpu_backend(1);
+    const ZeroPlan plan =
+        ZeroPlan::make(shard, {.stage = 1}, 2, comm.rank()).value();
+    double waited_s = 0;
+    const auto store =
+        GradStore::make(shard, plan, *backend, false, 1000, waited_s).value();
+    CountingComm counting(comm);
+    GradGroups groups;
+    groups.shard = &counting;
+    store->connect(groups);
+    store->begin();
+    int summed = 0;
+    store->finish([&] { EXPECT_LE(counting.started(), ++summed + 8); });
+    EXPECT_EQ(counting.started(), 22);
+    EXPECT_EQ(counting.most(), 8);
+  });
 }
 
 // With one microbatch a step the higher stages hold a part of the gradients.

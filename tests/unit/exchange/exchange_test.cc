@@ -6,7 +6,6 @@
 #include <cstdlib>
 #include <functional>
 #include <set>
-#include <thread>
 
 #include "tests/testing/expect.h"
 #include "tests/testing/llama.h"
@@ -66,14 +65,6 @@ bool whole(const ParamTable& table, const Change& c) {
         [&](int64_t, size_t param, int64_t e) { held.emplace(param, e); });
   }
   return static_cast<int64_t>(held.size()) == table.num_elements();
-}
-
-// Runs f(process) in a thread each.
-void in_threads(size_t n, const std::function<void(int)>& f) {
-  std::vector<std::thread> threads;
-  for (size_t i = 0; i < n; ++i)
-    threads.emplace_back([&f, i] { f(static_cast<int>(i)); });
-  for (std::thread& t : threads) t.join();
 }
 
 // Each element of a rank is filled once, from a source that is reachable.
@@ -138,19 +129,18 @@ void exchange_once(std::mt19937& random, int* unreachable, int* reused,
   const std::vector<State> before = sources;
   std::vector<State> targets;
   for (const Plan& plan : plans) targets.emplace_back(plan.elements);
-  auto comms = comm::make_local_comms(static_cast<int>(n));
   std::vector<Status> done(n);
   const int64_t staging = 300 + static_cast<int64_t>(random() % 20000);
-  in_threads(n, [&](int p) {
-    const auto i = static_cast<size_t>(p);
+  comm::on_ranks(static_cast<int>(n), [&](comm::Comm& comm) {
+    const auto i = static_cast<size_t>(comm.rank());
     // Only the sources that this process can map.
     std::vector<geometry::ConstStateView> views;
     for (size_t s = 0; s < sources.size(); ++s)
       views.push_back(c.sources[s].host == c.processes[i].host
                           ? sources[s].view()
                           : geometry::ConstStateView{});
-    done[i] = run_exchange(*comms[i], plans[i], views, targets[i].mut(),
-                           ok_status(), {.staging_bytes = staging});
+    done[i] = run_exchange(comm, plans[i], views, targets[i].mut(), ok_status(),
+                           {.staging_bytes = staging});
   });
   std::set<int> taken;
   for (size_t i = 0; i < n; ++i) {
@@ -248,10 +238,10 @@ Outcome run_small(
   const Sharding to{.layout = {.tp = 2}, .bounds = {0, 2}};
   const std::vector<OldState> sources = {{0, 0, 0}, {1, 1, 1}, {2, 2, 2}};
   const std::vector<Process> processes = {{0, 0}, {1, 1}, {2, 2}};
-  auto comms = comm::make_local_comms(3);
   Outcome out;
   out.status.resize(3);
-  in_threads(3, [&](int p) {
+  comm::on_ranks(3, [&](comm::Comm& comm) {
+    const int p = comm.rank();
     auto plan = plan_exchange(table, from, sources, to, processes, p);
     CHECK(plan.ok());
     if (p == 1) plan->digest ^= digest_of_1;
@@ -259,10 +249,9 @@ Outcome run_small(
     std::vector<geometry::ConstStateView> views(3);
     views[static_cast<size_t>(p)] = mine.view();
     State target(plan->elements);
-    const auto i = static_cast<size_t>(p);
-    const auto wrapped = p == 0 ? wrap(*comms[i]) : nullptr;
-    out.status[i] =
-        run_exchange(wrapped ? *wrapped : *comms[i], *plan, views, target.mut(),
+    const auto wrapped = p == 0 ? wrap(comm) : nullptr;
+    out.status[static_cast<size_t>(p)] =
+        run_exchange(wrapped ? *wrapped : comm, *plan, views, target.mut(),
                      p == 1 ? ready_of_1 : ok_status(),
                      {.staging_bytes = 4000, .tick = [&out, p] {
                         if (p == 0) ++out.ticks;

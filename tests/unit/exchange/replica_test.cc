@@ -61,12 +61,6 @@ struct Rank {
   std::unique_ptr<Replicator> replicator;
 };
 
-void in_threads(int n, const std::function<void(int)>& f) {
-  std::vector<std::thread> threads;
-  for (int i = 0; i < n; ++i) threads.emplace_back([&f, i] { f(i); });
-  for (std::thread& t : threads) t.join();
-}
-
 memory::ReplicaPlacement ring(int n, int copies) {
   std::vector<memory::RankHost> places;
   for (int r = 0; r < n; ++r)
@@ -78,11 +72,10 @@ TEST(Replica, EveryStepIsReplicatedDuringTheUpdates) {
   constexpr int kRanks = 4;
   const ShmDir dir;
   const memory::ReplicaPlacement p = ring(kRanks, 2);
-  auto comms = comm::make_local_comms(kRanks);
   for (const int64_t piece : {int64_t{1}, int64_t{400}, int64_t{1} << 20}) {
     const ShmDir folder;
-    in_threads(kRanks, [&](int r) {
-      comm::Comm& comm = *comms[static_cast<size_t>(r)];
+    comm::on_ranks(kRanks, [&](comm::Comm& comm) {
+      const int r = comm.rank();
       Rank rank(folder, comm, p,
                 {.piece_bytes = piece == 1 ? 64 : piece, .window = 2});
       std::mt19937 random(static_cast<unsigned>(r));
@@ -232,10 +225,9 @@ TEST(Replica, AKillAtAnyInstantLeavesACompleteReplica) {
     const pid_t child = fork();
     if (child == 0) {
       prctl(PR_SET_PDEATHSIG, SIGKILL);
-      auto comms = comm::make_local_comms(kRanks);
-      in_threads(kRanks, [&](int r) {
-        Rank rank(dir, *comms[static_cast<size_t>(r)], p,
-                  {.piece_bytes = 1024, .window = 2});
+      comm::on_ranks(kRanks, [&](comm::Comm& comm) {
+        const int r = comm.rank();
+        Rank rank(dir, comm, p, {.piece_bytes = 1024, .window = 2});
         for (int64_t step = 1;; ++step) {
           rank.replicator->start(update(*rank.own, r, step));
           (void)rank.replicator->finish();

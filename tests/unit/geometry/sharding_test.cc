@@ -20,9 +20,7 @@ namespace {
 // pieces when they are in one replica group; together the groups hold every
 // element of the model.
 TEST(Sharding, PiecesFillTheVectorsAndReplicaGroupsHoldTheSame) {
-  const uint32_t seed = test_seed();
-  SCOPED_TRACE(seed);
-  std::mt19937 random(seed);
+  std::mt19937 random(test_seed());
   for (int i = 0; i < 100; ++i) {
     const ParamTable table = ParamTable::make(random_config(random));
     const Sharding s = random_sharding(random, table.config(), 96);
@@ -53,9 +51,7 @@ TEST(Sharding, PiecesFillTheVectorsAndReplicaGroupsHoldTheSame) {
 
 // Twin: the set of all elements.
 TEST(Sharding, AStateIsCompleteWhenEveryElementIsHeld) {
-  const uint32_t seed = test_seed();
-  SCOPED_TRACE(seed);
-  std::mt19937 random(seed);
+  std::mt19937 random(test_seed());
   int whole_ones = 0, torn = 0;
   for (int i = 0; i < 400; ++i) {
     const ParamTable table = ParamTable::make(random_config(random));

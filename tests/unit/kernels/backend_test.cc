@@ -244,16 +244,13 @@ TEST_P(BackendTest, AttentionForwardAndBackward) {
       const int64_t kv = z.kv_heads * z.head_dim;
       std::vector<Document> documents;
       if (divided) documents = some_documents(z.B, z.T);
-      const AttentionShape s{.B = z.B,
-                             .T = z.T,
-                             .num_heads = z.heads,
-                             .num_kv_heads = z.kv_heads,
-                             .head_dim = z.head_dim,
-                             .stride = q + 2 * kv,
-                             .window = window,
-                             .documents = documents};
+      const int64_t stride = q + 2 * kv;
+      AttentionSegment s =
+          whole(z.B, z.T, stride, z.heads, z.kv_heads, z.head_dim);
+      s.window = window;
+      s.documents = documents;
       const int64_t N = z.B * z.T;
-      const Tensor qkv = random(N * s.stride, 1, 1.5F);
+      const Tensor qkv = random(N * stride, 1, 1.5F);
       const Tensor dout = random(N * q, 2);
       const auto at = [&](const Tensor& t, int64_t e) -> void* {
         return static_cast<char*>(const_cast<void*>(t.data())) +
@@ -274,18 +271,15 @@ TEST_P(BackendTest, AttentionForwardAndBackward) {
                                  o[2].data(), at(o[2], q), at(o[2], q + kv));
           },
           zeros(N * q).by(z.head_dim), zeros_fp32(N * z.heads),
-          zeros(N * s.stride).by(z.head_dim));
+          zeros(N * stride).by(z.head_dim));
     }
 }
 
 TEST_P(BackendTest, AttentionSurvivesLargeScores) {
-  const AttentionShape s{.B = 1,
-                         .T = 70,
-                         .num_heads = 1,
-                         .num_kv_heads = 1,
-                         .head_dim = 8,
-                         .stride = 24};
-  const Tensor qkv = random(s.T * s.stride, 1, 30.0F);
+  constexpr int64_t kT = 70, kStride = 24;
+  const AttentionSegment s =
+      whole(1, kT, kStride, /*heads=*/1, /*kv_heads=*/1, /*head_dim=*/8);
+  const Tensor qkv = random(kT * kStride, 1, 30.0F);
   const auto at = [&](int64_t e) {
     return static_cast<const char*>(qkv.data()) +
            e * static_cast<int64_t>(dtype_size(d_));
@@ -295,7 +289,7 @@ TEST_P(BackendTest, AttentionSurvivesLargeScores) {
       [&](Backend& b, std::vector<Tensor>& o) {
         b.attention(d_, s, at(0), at(8), at(16), o[0].data(), o[1].floats());
       },
-      zeros(s.T * 8).by(8), zeros_fp32(s.T));
+      zeros(kT * 8).by(8), zeros_fp32(kT));
 }
 
 TEST_P(BackendTest, SwigluForwardAndBackwardInPlace) {

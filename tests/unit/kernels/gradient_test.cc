@@ -97,18 +97,15 @@ TEST_F(Gradient, Norm) {
 }
 
 TEST_F(Gradient, Attention) {
-  const AttentionShape s{.B = 2,
-                         .T = 4,
-                         .num_heads = 4,
-                         .num_kv_heads = 2,
-                         .head_dim = 2,
-                         .stride = 16,
-                         .window = 3};
-  Tensor qkv(kF, s.B * s.T * s.stride, 1);
-  Tensor dout(kF, s.B * s.T * 8, 2);
-  Tensor lse(kF, s.B * s.T * 4, 0);
+  constexpr int64_t kB = 2, kT = 4, kStride = 16;
+  AttentionSegment s =
+      whole(kB, kT, kStride, /*heads=*/4, /*kv_heads=*/2, /*head_dim=*/2);
+  s.window = 3;
+  Tensor qkv(kF, kB * kT * kStride, 1);
+  Tensor dout(kF, kB * kT * 8, 2);
+  Tensor lse(kF, kB * kT * 4, 0);
   const auto forward = [&](Tensor& t) {
-    Tensor out(kF, s.B * s.T * 8, 0);
+    Tensor out(kF, kB * kT * 8, 0);
     b_->attention(kF, s, t.floats(), t.floats() + 8, t.floats() + 12,
                   out.data(), lse.floats());
     return out;

@@ -143,22 +143,17 @@ void SegmentTest::expect_blocks_make_the_whole(int64_t window) {
   const int64_t q_dim = n.heads * n.head_dim;
   const int64_t kv_dim = n.kv_heads * n.head_dim;
   const int64_t stride = q_dim + 2 * kv_dim;
-  const AttentionShape whole{.B = kB,
-                             .T = kT,
-                             .num_heads = n.heads,
-                             .num_kv_heads = n.kv_heads,
-                             .head_dim = n.head_dim,
-                             .stride = stride,
-                             .window = window};
+  AttentionSegment all = whole(kB, kT, stride, n.heads, n.kv_heads, n.head_dim);
+  all.window = window;
   const Tensor qkv(d_, kB * kT * stride, 1, 1.5F);
   const Tensor dout(d_, kB * kT * q_dim, 2);
   const int64_t k0 = q_dim, v0 = q_dim + kv_dim;
   Tensor out = Tensor(d_, kB * kT * q_dim, 0).by(n.head_dim);
   Tensor lse(Dtype::kFp32, kB * n.heads * kT, 0);
   Tensor grad = Tensor(d_, kB * kT * stride, 0).by(n.head_dim);
-  ref_->attention(d_, whole, qkv.data(), at(qkv, k0), at(qkv, v0), out.data(),
+  ref_->attention(d_, all, qkv.data(), at(qkv, k0), at(qkv, v0), out.data(),
                   lse.floats());
-  ref_->attention_backward(d_, whole, qkv.data(), at(qkv, k0), at(qkv, v0),
+  ref_->attention_backward(d_, all, qkv.data(), at(qkv, k0), at(qkv, v0),
                            out.data(), lse.floats(), dout.data(), grad.data(),
                            const_cast<void*>(at(grad, k0)),
                            const_cast<void*>(at(grad, v0)));

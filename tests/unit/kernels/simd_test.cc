@@ -93,17 +93,9 @@ TEST(Simd, ARowsSumDoesNotDependOnWhoElseIsMultiplied) {
 }
 
 TEST(Simd, LevelsAgreeOnAttention) {
-  const AttentionSegment shape{.B = 1,
-                               .Tq = 100,
-                               .Tk = 100,
-                               .num_heads = 2,
-                               .num_kv_heads = 1,
-                               .head_dim = 20,
-                               .q_stride = 80,
-                               .kv_stride = 80,
-                               .q_batch = 100,
-                               .kv_batch = 100,
-                               .lse_T = 100};
+  const AttentionSegment shape =
+      whole(1, 100, /*stride=*/80, /*heads=*/2, /*kv_heads=*/1,
+            /*head_dim=*/20);
   Tensor qkv(Dtype::kFp32, 100 * 80, 1);
   Tensor dout(Dtype::kFp32, 100 * 40, 2);
   std::vector<Tensor> first;

@@ -98,6 +98,23 @@ inline double attention_tolerance(Dtype d, const Backend& b) {
   return amx ? 1.2e-2 : 5e-3;
 }
 
+// Complete sequences of T tokens, whose q, k and v are rows of `stride`.
+inline AttentionSegment whole(int64_t B, int64_t T, int64_t stride,
+                              int64_t heads, int64_t kv_heads,
+                              int64_t head_dim) {
+  return {.B = B,
+          .Tq = T,
+          .Tk = T,
+          .num_heads = heads,
+          .num_kv_heads = kv_heads,
+          .head_dim = head_dim,
+          .q_stride = stride,
+          .kv_stride = stride,
+          .q_batch = T,
+          .kv_batch = T,
+          .lse_T = T};
+}
+
 inline bool same_bits(const Tensor& a, const Tensor& b) {
   for (int64_t i = 0; i < b.size(); ++i)
     if (std::bit_cast<uint32_t>(a[i]) != std::bit_cast<uint32_t>(b[i]))

@@ -1,11 +1,14 @@
 // What a message may contain: each limit, at it and beyond.
+#include <fmt/format.h>
 #include <google/protobuf/unknown_field_set.h>
 
-#include <functional>
 #include <limits>
+#include <string>
+#include <utility>
 
 #include "proto/limits/plausible.h"
 #include "tests/testing/expect.h"
+#include "tests/testing/text_message.h"
 
 namespace remesh::limits {
 namespace {
@@ -14,25 +17,13 @@ constexpr int64_t kHuge = std::numeric_limits<int64_t>::max();
 constexpr Known kKnown{.generation = 7, .epoch = 1'000, .steps = 1'000};
 
 pb::Report good_report() {
-  pb::Report r;
-  r.set_worker("node-7.rack_2");
+  auto r = text_message<pb::Report>(R"(
+      worker: "node-7.rack_2" seq: 3 host: "node-7" slots: 2 cores: 8
+      generation: 7 coordinator_epoch: 1000
+      ranks { rank: 5 } metrics { step: 12 } holdings { rank: 5 })");
   r.set_incarnation(uint64_t{50'000} << 20);
-  r.set_seq(3);
-  r.set_host("node-7");
-  r.set_slots(2);
-  r.set_cores(8);
-  r.set_generation(7);
-  r.set_coordinator_epoch(1'000);
-  r.add_ranks()->set_rank(5);
-  r.add_metrics()->set_step(12);
-  r.add_holdings()->set_rank(5);
   return r;
 }
-
-struct Change {
-  const char* field;  // that the error names
-  std::function<void(pb::Report*)> make;
-};
 
 TEST(Plausible, AReportAtEveryLimitIsAccepted) {
   pb::Report r = good_report();
@@ -57,117 +48,87 @@ TEST(Plausible, AReportAtEveryLimitIsAccepted) {
   EXPECT_OK(check(r, kKnown));
 }
 
+void expect_refused(const char* field, const pb::Report& r) {
+  const Status s = check(r, kKnown);
+  EXPECT_EQ(s.code(), Code::kInvalidArgument) << field;
+  EXPECT_SAYS(s, field);
+  EXPECT_EQ(s.message(), printable(s.message())) << "obeyed by a terminal";
+}
+
 TEST(Plausible, WhatIsBeyondALimitIsRefusedByName) {
-  const Change changes[] = {
-      {"worker", [](auto* r) { r->set_worker(""); }},
-      {"worker", [](auto* r) { r->set_worker("../up"); }},
-      {"worker", [](auto* r) { r->set_worker(std::string(65, 'w')); }},
-      {"host", [](auto* r) { r->set_host("\x1b[31mred"); }},
-      {"host",
-       [](auto* r) {
-         r->set_host(
-             "a\xc2\x9b"
-             "1m");
-       }},
-      {"host", [](auto* r) { r->set_host("a\x9b 1m"); }},  // C1 as a byte
-      {"host", [](auto* r) { r->set_host("caf\xe9"); }},   // Latin-1
-      {"host", [](auto* r) { r->set_host("a\xc3"); }},     // cut
-      {"host", [](auto* r) { r->set_host("\xc0\xaf"); }},  // overlong
-      {"host", [](auto* r) { r->set_host("\xe0\x80\xaf"); }},
-      {"host", [](auto* r) { r->set_host("\xed\xa0\x80"); }},  // a surrogate
-      {"host", [](auto* r) { r->set_host("\xf4\x90\x80\x80"); }},
-      {"holdings.segment",
-       [](auto* r) { r->mutable_holdings(0)->set_segment("\xff"); }},
-      {"host", [](auto* r) { r->set_host(std::string(kMaxHost + 1, 'h')); }},
-      {"build", [](auto* r) { r->set_build("\x7f"); }},
-      {"slots", [](auto* r) { r->set_slots(-1); }},
-      {"slots", [](auto* r) { r->set_slots(kMaxSlots + 1); }},
-      {"cores", [](auto* r) { r->set_cores(-1); }},
-      {"bytes", [](auto* r) { r->set_memory_bytes(~uint64_t{0}); }},
-      {"bytes", [](auto* r) { r->set_state_room(~uint64_t{0}); }},
-      {"generation", [](auto* r) { r->set_generation(-1); }},
-      {"generation", [](auto* r) { r->set_generation(kHuge); }},
-      {"generation",
-       [](auto* r) { r->set_generation(8 + kMaxGenerationLead); }},
-      {"coordinator_epoch",
-       [](auto* r) { r->set_coordinator_epoch(~uint64_t{1}); }},
-      {"incarnation", [](auto* r) { r->set_incarnation(~uint64_t{0}); }},
-      {"incarnation", [](auto* r) { r->set_incarnation(kMaxIncarnation + 1); }},
-      {"ranks", [](auto* r) { r->set_slots(0); }},
-      {"ranks.rank", [](auto* r) { r->mutable_ranks(0)->set_rank(-1); }},
-      {"ranks.rank", [](auto* r) { r->mutable_ranks(0)->set_rank(kMaxRanks); }},
-      {"ranks.step", [](auto* r) { r->mutable_ranks(0)->set_step(kHuge); }},
-      {"ranks.committed_step",
-       [](auto* r) { r->mutable_ranks(0)->set_committed_step(-2); }},
+  // The field that the error names, and what the report has besides.
+  const std::pair<const char*, std::string> fields[] = {
+      {"worker", "worker: ''"},
+      {"worker", "worker: '../up'"},
+      {"worker", "worker: '" + std::string(65, 'w') + "'"},
+      {"host", R"(host: '\x1b[31mred')"},
+      {"host", R"(host: 'a\xc2\x9b' '1m')"},
+      {"host", R"(host: 'a\x9b 1m')"},  // C1 as a byte
+      {"host", R"(host: 'caf\xe9')"},   // Latin-1
+      {"host", R"(host: 'a\xc3')"},     // cut
+      {"host", R"(host: '\xc0\xaf')"},  // overlong
+      {"host", R"(host: '\xe0\x80\xaf')"},
+      {"host", R"(host: '\xed\xa0\x80')"},  // a surrogate
+      {"host", R"(host: '\xf4\x90\x80\x80')"},
+      {"host", "host: '" + std::string(kMaxHost + 1, 'h') + "'"},
+      {"build", R"(build: '\x7f')"},
+      {"slots", "slots: -1"},
+      {"slots", fmt::format("slots: {}", kMaxSlots + 1)},
+      {"cores", "cores: -1"},
+      {"bytes", fmt::format("memory_bytes: {}", ~uint64_t{0})},
+      {"bytes", fmt::format("state_room: {}", ~uint64_t{0})},
+      {"generation", "generation: -1"},
+      {"generation", fmt::format("generation: {}", kHuge)},
+      {"generation", fmt::format("generation: {}", 8 + kMaxGenerationLead)},
+      {"coordinator_epoch", fmt::format("coordinator_epoch: {}", ~uint64_t{1})},
+      {"incarnation", fmt::format("incarnation: {}", ~uint64_t{0})},
+      {"incarnation", fmt::format("incarnation: {}", kMaxIncarnation + 1)},
+      {"ranks", "slots: 0"},
+      {"ranks.rank", "ranks { rank: -1 }"},
+      {"ranks.rank", fmt::format("ranks {{ rank: {} }}", kMaxRanks)},
+      {"ranks.step", fmt::format("ranks {{ step: {} }}", kHuge)},
+      {"ranks.step", "ranks { step: 1002 }"},
+      {"ranks.committed_step", "ranks { committed_step: -2 }"},
+      {"ranks.committed_step", "ranks { committed_step: 1001 }"},
       {"ranks.checkpoint_step",
-       [](auto* r) { r->mutable_ranks(0)->set_checkpoint_step(kHuge); }},
-      {"ranks.step", [](auto* r) { r->mutable_ranks(0)->set_step(1002); }},
-      {"ranks.committed_step",
-       [](auto* r) { r->mutable_ranks(0)->set_committed_step(1001); }},
+       fmt::format("ranks {{ checkpoint_step: {} }}", kHuge)},
       {"ranks.checkpoint_step",
-       [](auto* r) {
-         r->mutable_ranks(0)->set_committed_step(5);
-         r->mutable_ranks(0)->set_checkpoint_step(7);
-       }},
+       "ranks { committed_step: 5 checkpoint_step: 7 }"},
       {"ranks.checkpoint_step",
-       [](auto* r) {
-         r->mutable_ranks(0)->set_committed_step(1000);
-         r->mutable_ranks(0)->set_checkpoint_step(1001);
-       }},
-      {"metrics.step", [](auto* r) { r->mutable_metrics(0)->set_step(1001); }},
-      {"ranks.exit_time",
-       [](auto* r) {
-         r->mutable_ranks(0)->set_exit_time(
-             std::numeric_limits<double>::infinity());
-       }},
-      {"metrics.step", [](auto* r) { r->mutable_metrics(0)->set_step(0); }},
-      {"metrics.step_s",
-       [](auto* r) {
-         r->mutable_metrics(0)->set_step_s(
-             std::numeric_limits<double>::quiet_NaN());
-       }},
-      {"members of a group",
-       [](auto* r) {
-         r->mutable_ranks(0)->mutable_at()->mutable_ranks()->Resize(
-             kMaxMembers + 1, 1);
-       }},
-      {"validation losses",
-       [](auto* r) {
-         r->mutable_metrics(0)->mutable_val_losses()->Resize(kMaxValidated + 1,
-                                                             1);
-       }},
-      {"degree",
-       [](auto* r) { r->mutable_metrics(0)->mutable_mesh()->set_pp(0); }},
-      {"steps",
-       [](auto* r) {
-         while (r->metrics_size() <= kMaxMetrics) r->add_metrics()->set_step(1);
-       }},
-      {"states",
-       [](auto* r) {
-         while (r->holdings_size() <= kMaxHoldings) r->add_holdings();
-       }},
-      {"holdings.step",
-       [](auto* r) { r->mutable_holdings(0)->set_step(kHuge); }},
-      {"sharding.chunks",
-       [](auto* r) {
-         r->mutable_holdings(0)->mutable_sharding()->set_chunks(0);
-       }},
+       "ranks { committed_step: 1000 checkpoint_step: 1001 }"},
+      {"ranks.exit_time", "ranks { exit_time: inf }"},
+      {"metrics.step", "metrics { step: 1001 }"},
+      {"metrics.step", "metrics { step: 0 }"},
+      {"metrics.step_s", "metrics { step: 12 step_s: nan }"},
+      {"degree", "metrics { step: 12 mesh { pp: 0 } }"},
+      {"holdings.step", fmt::format("holdings {{ step: {} }}", kHuge)},
+      {"holdings.segment", R"(holdings { segment: '\xff' })"},
+      {"sharding.chunks", "holdings { sharding { chunks: 0 } }"},
       {"ranks of a mesh",
-       [](auto* r) {
-         auto* m = r->mutable_holdings(0)->mutable_sharding()->mutable_mesh();
-         m->set_dp(46341);
-         m->set_tp(2);
-         m->set_cp(46341);
-       }},
+       "holdings { sharding { mesh { dp: 46341 tp: 2 cp: 46341 } } }"},
   };
-  for (const Change& change : changes) {
+  for (const auto& [field, text] : fields) {
+    SCOPED_TRACE(text);
     pb::Report r = good_report();
-    change.make(&r);
-    const Status s = check(r, kKnown);
-    EXPECT_EQ(s.code(), Code::kInvalidArgument) << change.field;
-    EXPECT_SAYS(s, change.field);
-    EXPECT_EQ(s.message(), printable(s.message())) << "obeyed by a terminal";
+    merge_text(text, &r);
+    expect_refused(field, r);
   }
+}
+
+TEST(Plausible, ListsBeyondALimitAreRefusedByName) {
+  pb::Report members = good_report();
+  members.mutable_ranks(0)->mutable_at()->mutable_ranks()->Resize(
+      kMaxMembers + 1, 1);
+  expect_refused("members of a group", members);
+  pb::Report losses = good_report();
+  losses.mutable_metrics(0)->mutable_val_losses()->Resize(kMaxValidated + 1, 1);
+  expect_refused("validation losses", losses);
+  pb::Report steps = good_report();
+  while (steps.metrics_size() <= kMaxMetrics) steps.add_metrics()->set_step(1);
+  expect_refused("steps", steps);
+  pb::Report states = good_report();
+  while (states.holdings_size() <= kMaxHoldings) states.add_holdings();
+  expect_refused("states", states);
 }
 
 // However far a message moves what is known, the next one cannot overflow.
@@ -199,30 +160,24 @@ TEST(Plausible, FencesHaveThreeIndices) {
 }
 
 TEST(Plausible, ADirectiveWithAnImpossibleAssignmentIsRefused) {
-  pb::Directive good;
-  pb::RankPlace* place = good.mutable_assignment()->add_ranks();
-  place->set_rank(0);
-  place->set_worker("a");
+  const auto good = text_message<pb::Directive>(
+      "assignment { ranks { rank: 0 worker: 'a' } }");
   EXPECT_OK(check(good));
-  const std::function<void(pb::Directive*)> changes[] = {
-      [](auto* d) { d->set_generation(kHuge); },
-      [](auto* d) { d->set_epoch(~uint64_t{0}); },
-      [](auto* d) { d->set_report_every_ms(-1); },
-      [](auto* d) { d->mutable_assignment()->mutable_ranks(0)->set_rank(1); },
-      [](auto* d) {
-        d->mutable_assignment()->mutable_ranks(0)->set_local_slot(-1);
-      },
-      [](auto* d) {
-        d->mutable_assignment()->mutable_ranks(0)->set_worker("a/b");
-      },
-      [](auto* d) { d->mutable_assignment()->mutable_mesh()->set_dp(0); },
-      [](auto* d) { d->mutable_assignment()->set_run_dir("/run\n"); },
-      [](auto* d) { d->set_run_dir("/run\n"); },
-  };
-  for (const auto& change : changes) {
+  for (const std::string& text :
+       {fmt::format("generation: {}", kHuge),
+        fmt::format("epoch: {}", ~uint64_t{0}),
+        std::string("report_every_ms: -1"),
+        std::string("assignment { ranks { rank: 2 worker: 'a' } }"),
+        std::string(
+            "assignment { ranks { rank: 1 worker: 'a' local_slot: -1 } }"),
+        std::string("assignment { ranks { rank: 1 worker: 'a/b' } }"),
+        std::string("assignment { mesh { dp: 0 } }"),
+        std::string(R"(assignment { run_dir: '/run\n' })"),
+        std::string(R"(run_dir: '/run\n')")}) {
+    SCOPED_TRACE(text);
     pb::Directive d = good;
-    change(&d);
-    EXPECT_FALSE(check(d).ok()) << d.ShortDebugString();
+    merge_text(text, &d);
+    EXPECT_FALSE(check(d).ok());
   }
 }
 

@@ -1,7 +1,5 @@
 #include "worker/measure/host.h"
 
-#include <thread>
-
 #include "parallel/jobfile/jobfile.h"
 #include "tests/testing/expect.h"
 #include "tests/testing/local_comm.h"
@@ -12,18 +10,13 @@ namespace {
 // Bounds that no machine on which the tests run comes near.
 TEST(Host, IsMeasuredByAllRanksAtOnce) {
   constexpr int kRanks = 3;
-  auto comms = comm::make_local_comms(kRanks);
   std::vector<Measured> results(kRanks);
-  {
-    std::vector<std::jthread> threads;
-    for (int r = 0; r < kRanks; ++r)
-      threads.emplace_back([&, r] {
-        const auto backend = kernels::make_cpu_backend(1);
-        auto m = measure_host(*comms[static_cast<size_t>(r)], *backend);
-        ASSERT_OK(m);
-        results[static_cast<size_t>(r)] = *std::move(m);
-      });
-  }
+  comm::on_ranks(kRanks, [&](comm::Comm& comm) {
+    const auto backend = kernels::make_cpu_backend(1);
+    auto m = measure_host(comm, *backend);
+    ASSERT_OK(m);
+    results[static_cast<size_t>(comm.rank())] = *std::move(m);
+  });
   for (const Measured& m : results) {
     EXPECT_EQ(m.ranks, kRanks);
     EXPECT_GE(m.cores, 1);

@@ -72,9 +72,7 @@ void check_losses(const Cluster& c, const ReplicaPlacement& p, int k,
 }
 
 TEST(ReplicaPlacement, NoStateIsLostWithTheAllowedHostsOrWorkers) {
-  const uint32_t seed = test_seed();
-  SCOPED_TRACE(seed);
-  std::mt19937 random(seed);
+  std::mt19937 random(test_seed());
   for (int i = 0; i < 3000 && !HasFatalFailure(); ++i) {
     const Cluster c = random_cluster(random);
     const int k = static_cast<int>(random() % 4);
@@ -125,9 +123,7 @@ bool feasible(const std::vector<RankHost>& ranks, size_t load) {
 }
 
 TEST(ReplicaPlacement, ReplicasAreSpreadEvenly) {
-  const uint32_t seed = test_seed();
-  SCOPED_TRACE(seed);
-  std::mt19937 random(seed);
+  std::mt19937 random(test_seed());
   for (int i = 0; i < 1000; ++i) {
     Cluster c = random_cluster(random);
     c.groups.clear();

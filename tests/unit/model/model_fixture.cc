@@ -1,30 +1,25 @@
 #include "tests/unit/model/model_fixture.h"
 
-#include <thread>
-
 #include "tests/testing/local_comm.h"
 
 namespace remesh::model {
 
 Passed run_split(const Model& m, const Pipeline& p, const StageOptions& options,
                  const geometry::Layout& layout) {
-  auto comms = comm::make_local_comms(layout.tp * layout.cp);
-  std::vector<Passed> parts(comms.size());
-  std::vector<std::thread> threads;
-  for (size_t r = 0; r < comms.size(); ++r)
-    threads.emplace_back([&, r] {
-      const auto rank = static_cast<int>(r);
-      const geometry::Coord coord{.tp = rank % layout.tp,
-                                  .cp = rank / layout.tp};
-      const auto tp = comms[r]->split(coord.cp, coord.tp);
-      const auto cp = comms[r]->split(coord.tp, coord.cp);
-      const auto backend = kernels::make_cpu_backend(1);
-      StageOptions o = options;
-      o.tp = layout.tp > 1 ? tp.get() : nullptr;
-      o.cp = layout.cp > 1 ? cp.get() : nullptr;
-      parts[r] = run_pipeline(m, p, o, *backend, layout, coord);
-    });
-  for (std::thread& t : threads) t.join();
+  const int ranks = layout.tp * layout.cp;
+  std::vector<Passed> parts(static_cast<size_t>(ranks));
+  comm::on_ranks(ranks, [&](comm::Comm& comm) {
+    const int rank = comm.rank();
+    const geometry::Coord coord{.tp = rank % layout.tp, .cp = rank / layout.tp};
+    const auto tp = comm.split(coord.cp, coord.tp);
+    const auto cp = comm.split(coord.tp, coord.cp);
+    const auto backend = kernels::make_cpu_backend(1);
+    StageOptions o = options;
+    o.tp = layout.tp > 1 ? tp.get() : nullptr;
+    o.cp = layout.cp > 1 ? cp.get() : nullptr;
+    parts[static_cast<size_t>(rank)] =
+        run_pipeline(m, p, o, *backend, layout, coord);
+  });
   Passed out{.loss = std::vector<double>(parts[0].loss.size()),
              .grads = m.zeros()};
   for (size_t r = 0; r < parts.size(); ++r) {

@@ -7,7 +7,6 @@
 #include <array>
 #include <cstdlib>
 #include <random>
-#include <thread>
 
 #include "tests/testing/expect.h"
 #include "tests/testing/llama.h"
@@ -278,12 +277,10 @@ Shown show(const Model& m, comm::Comm& comm) {
 }
 
 std::vector<Shown> show_all(const Model& m, int tp) {
-  auto comms = comm::make_local_comms(tp);
-  std::vector<Shown> out(comms.size());
-  std::vector<std::thread> threads;
-  for (size_t r = 0; r < comms.size(); ++r)
-    threads.emplace_back([&, r] { out[r] = show(m, *comms[r]); });
-  for (std::thread& t : threads) t.join();
+  std::vector<Shown> out(static_cast<size_t>(tp));
+  comm::on_ranks(tp, [&](comm::Comm& comm) {
+    out[static_cast<size_t>(comm.rank())] = show(m, comm);
+  });
   return out;
 }
 

@@ -4,7 +4,6 @@
 
 #include <cmath>
 #include <random>
-#include <thread>
 
 #include "checkpoint/memory/replica_placement.h"
 #include "parallel/geometry/batch.h"
@@ -70,34 +69,29 @@ engine::EngineOptions options_of(const JobShape& s, const Layout& l) {
 // Makes one step on every rank and returns what each holds afterwards.
 std::vector<MemoryUse> held(const JobShape& s, const Layout& l) {
   const auto table = geometry::ParamTable::make(s.model);
-  auto comms = comm::make_local_comms(l.world());
   std::vector<MemoryUse> out(static_cast<size_t>(l.world()));
-  std::vector<std::jthread> ranks;
-  for (int r = 0; r < l.world(); ++r)
-    ranks.emplace_back([&, r] {
-      const auto backend = kernels::make_cpu_backend(1);
-      ASSERT_OK_AND(auto mesh,
-                    comm::Mesh::make(*comms[static_cast<size_t>(r)], l));
-      auto engine = engine::make_engine(table, *mesh, options_of(s, l),
-                                        *backend, engine::Progress());
-      ASSERT_OK(engine);
-      engine::initialise(**engine, *backend, 1);
-      (*engine)->state_loaded();
-      const std::vector<int32_t> tokens(static_cast<size_t>(s.B * s.T), 3);
-      const std::vector<model::MicroBatch> mine(
-          static_cast<size_t>(
-              geometry::even_share(s.microbatches, l.dp, mesh->coord().dp)
-                  .size()),
-          {.tokens_BT = tokens.data(),
-           .targets_BT = tokens.data(),
-           .B = s.B,
-           .T = s.T});
-      ASSERT_OK((*engine)->run({.lr = 0.1,
-                                .microbatches = mine,
-                                .global_tokens = s.microbatches * s.B * s.T}));
-      out[static_cast<size_t>(r)] = (*engine)->memory();
-    });
-  ranks.clear();
+  comm::on_ranks(l.world(), [&](comm::Comm& comm) {
+    const auto backend = kernels::make_cpu_backend(1);
+    ASSERT_OK_AND(auto mesh, comm::Mesh::make(comm, l));
+    auto engine = engine::make_engine(table, *mesh, options_of(s, l), *backend,
+                                      engine::Progress());
+    ASSERT_OK(engine);
+    engine::initialise(**engine, *backend, 1);
+    (*engine)->state_loaded();
+    const std::vector<int32_t> tokens(static_cast<size_t>(s.B * s.T), 3);
+    const std::vector<model::MicroBatch> mine(
+        static_cast<size_t>(
+            geometry::even_share(s.microbatches, l.dp, mesh->coord().dp)
+                .size()),
+        {.tokens_BT = tokens.data(),
+         .targets_BT = tokens.data(),
+         .B = s.B,
+         .T = s.T});
+    ASSERT_OK((*engine)->run({.lr = 0.1,
+                              .microbatches = mine,
+                              .global_tokens = s.microbatches * s.B * s.T}));
+    out[static_cast<size_t>(comm.rank())] = (*engine)->memory();
+  });
   return out;
 }
 

@@ -72,11 +72,8 @@ TracerOptions rank_options(int rank) {
 }
 
 TEST(Tracer, RecordsNothingWhenOff) {
-  Tracer never;
-  never.set_on(true);
-  EXPECT_FALSE(never.on());
   Tracer tracer(rank_options(0));
-  for (Tracer* t : {&never, &tracer, static_cast<Tracer*>(nullptr)}) {
+  for (Tracer* t : {&tracer, static_cast<Tracer*>(nullptr)}) {
     const Span span(t, Category::kForward, {{"microbatch", 1}});
   }
   tracer.add(Lane::kCompute, Category::kData, "x", 1, 2);
@@ -173,38 +170,34 @@ TEST(Tracer, WritesAFileAtOnceAndSaysWhereItCannot) {
 // Ranks as threads, each with a tracer, on the groups of a mesh.
 TEST(TracedComm, RecordsEveryOperationWithBytesAndGroup) {
   constexpr int kRanks = 4;
-  auto comms = comm::make_local_comms(kRanks);
   std::vector<std::unique_ptr<Tracer>> tracers;
   for (int r = 0; r < kRanks; ++r)
     tracers.push_back(std::make_unique<Tracer>(rank_options(r)));
   std::array<std::atomic<int64_t>, 2> sent_ns{};
-  std::vector<std::jthread> threads;
-  for (int r = 0; r < kRanks; ++r)
-    threads.emplace_back([&, r] {
-      Tracer& t = *tracers[static_cast<size_t>(r)];
-      TracedComm world(*comms[static_cast<size_t>(r)], t, "world",
-                       mesh_group_names());
-      ASSERT_OK_AND(auto mesh, comm::Mesh::make(world, {.dp = 2, .pp = 2}));
-      std::vector<float> x(8, static_cast<float>(r));
-      mesh->data().all_reduce(x, comm::Op::kSum);  // not traced yet
-      t.set_on(true);
-      mesh->data().all_reduce(x, comm::Op::kSum);
-      auto again = mesh->data().split(0, r);
-      auto reduce = again->start_all_reduce(x, comm::Op::kMax);
-      std::vector<std::byte> bytes(16);
-      comm::Comm& pp = mesh->pp();
-      if (pp.rank() == 0) {
-        sent_ns.at(static_cast<size_t>(r)) = t.now();
-        pp.start_send(bytes, 1, 7)->wait();
-      } else {
-        pp.recv(bytes, 0, 7);
-        const int64_t sent = sent_ns.at(static_cast<size_t>(r - 2));
-        t.add(Lane::kCommunication, Category::kData, "sent", sent, sent);
-      }
-      reduce->wait();
-      world.barrier();
-    });
-  threads.clear();
+  comm::on_ranks(kRanks, [&](comm::Comm& comm) {
+    const int r = comm.rank();
+    Tracer& t = *tracers[static_cast<size_t>(r)];
+    TracedComm world(comm, t, "world", mesh_group_names());
+    ASSERT_OK_AND(auto mesh, comm::Mesh::make(world, {.dp = 2, .pp = 2}));
+    std::vector<float> x(8, static_cast<float>(r));
+    mesh->data().all_reduce(x, comm::Op::kSum);  // not traced yet
+    t.set_on(true);
+    mesh->data().all_reduce(x, comm::Op::kSum);
+    auto again = mesh->data().split(0, r);
+    auto reduce = again->start_all_reduce(x, comm::Op::kMax);
+    std::vector<std::byte> bytes(16);
+    comm::Comm& pp = mesh->pp();
+    if (pp.rank() == 0) {
+      sent_ns.at(static_cast<size_t>(r)) = t.now();
+      pp.start_send(bytes, 1, 7)->wait();
+    } else {
+      pp.recv(bytes, 0, 7);
+      const int64_t sent = sent_ns.at(static_cast<size_t>(r - 2));
+      t.add(Lane::kCommunication, Category::kData, "sent", sent, sent);
+    }
+    reduce->wait();
+    world.barrier();
+  });
   for (int r = 0; r < kRanks; ++r) {
     const auto spans =
         checked_spans(tracers[static_cast<size_t>(r)]->to_json());
@@ -240,34 +233,29 @@ TEST(TracedComm, RecordsEveryOperationWithBytesAndGroup) {
 // and peers as world ranks and the sequence numbers of collectives.
 TEST(TracedComm, TheFlightRecordIsWrittenEvenWhileTheTracerIsOff) {
   constexpr int kRanks = 4;
-  auto comms = comm::make_local_comms(kRanks);
   std::vector<std::unique_ptr<board::Board>> boards;
   for (int r = 0; r < kRanks; ++r)
     boards.push_back(std::move(board::Board::create(1, r)).value());
-  std::vector<std::jthread> threads;
-  for (int r = 0; r < kRanks; ++r)
-    threads.emplace_back([&, r] {
-      Tracer t;
-      board::Board& b = *boards[static_cast<size_t>(r)];
-      t.set_flight(&b.flight());
-      TracedComm world(*comms[static_cast<size_t>(r)], t, "world",
-                       mesh_group_names());
-      ASSERT_OK_AND(auto mesh, comm::Mesh::make(world, {.dp = 2, .pp = 2}));
-      b.set_step(5);
-      const Span step(&t, Category::kStep, {{"step", 5}});
-      std::vector<float> x(8, 1);
-      mesh->data().all_reduce(x, comm::Op::kSum);
-      auto reduce = mesh->data().start_all_reduce(x, comm::Op::kMax);
-      std::vector<std::byte> bytes(16);
-      comm::Comm& pp = mesh->pp();
-      if (pp.rank() == 0)
-        pp.start_send(bytes, 1, 7)->wait();
-      else
-        pp.recv(bytes, 0, 7);
-      reduce->wait();
-      EXPECT_EQ(t.num_spans(), 0U);
-    });
-  threads.clear();
+  comm::on_ranks(kRanks, [&](comm::Comm& comm) {
+    Tracer t;
+    board::Board& b = *boards[static_cast<size_t>(comm.rank())];
+    t.set_flight(&b.flight());
+    TracedComm world(comm, t, "world", mesh_group_names());
+    ASSERT_OK_AND(auto mesh, comm::Mesh::make(world, {.dp = 2, .pp = 2}));
+    b.set_step(5);
+    const Span step(&t, Category::kStep, {{"step", 5}});
+    std::vector<float> x(8, 1);
+    mesh->data().all_reduce(x, comm::Op::kSum);
+    auto reduce = mesh->data().start_all_reduce(x, comm::Op::kMax);
+    std::vector<std::byte> bytes(16);
+    comm::Comm& pp = mesh->pp();
+    if (pp.rank() == 0)
+      pp.start_send(bytes, 1, 7)->wait();
+    else
+      pp.recv(bytes, 0, 7);
+    reduce->wait();
+    EXPECT_EQ(t.num_spans(), 0U);
+  });
   for (int r = 0; r < kRanks; ++r) {
     const board::Flight f = boards[static_cast<size_t>(r)]->flight().read();
     const auto find = [&](const std::string& name, const std::string& group) {

@@ -36,9 +36,7 @@ uint64_t digest_on(const ParamTable& table, const Sharding& s, uint64_t salt) {
 }
 
 TEST(Digest, IsTheSameOnAnyMesh) {
-  const uint32_t seed = test_seed();
-  SCOPED_TRACE(fmt::format("seed {}", seed));
-  std::mt19937 random(seed);
+  std::mt19937 random(test_seed());
   for (int k = 0; k < 300; ++k) {
     const ParamTable table = ParamTable::make(geometry::random_config(random));
     const uint64_t salt = random();
@@ -52,9 +50,7 @@ TEST(Digest, IsTheSameOnAnyMesh) {
 }
 
 TEST(Digest, AnyBitOfACountedElementCounts) {
-  const uint32_t seed = test_seed();
-  SCOPED_TRACE(fmt::format("seed {}", seed));
-  std::mt19937 random(seed);
+  std::mt19937 random(test_seed());
   const ParamTable table = ParamTable::make(geometry::random_config(random));
   const Sharding one{.layout = {}, .bounds = {0, table.config().n_layers}};
   ASSERT_OK_AND(const auto r, make_rank_shard(table, one, 0));

@@ -2,20 +2,16 @@
 
 #include <gtest/gtest.h>
 
-#include <thread>
-
 #include "tests/testing/local_comm.h"
 
 namespace remesh::train {
 namespace {
 
 std::vector<double> measured(const std::vector<std::string>& hosts) {
-  auto comms = comm::make_local_comms(static_cast<int>(hosts.size()));
   std::vector<double> out(hosts.size());
-  std::vector<std::thread> ranks;
-  for (size_t r = 0; r < hosts.size(); ++r)
-    ranks.emplace_back([&, r] { out[r] = measure_link(*comms[r], hosts); });
-  for (std::thread& t : ranks) t.join();
+  comm::on_ranks(static_cast<int>(hosts.size()), [&](comm::Comm& comm) {
+    out[static_cast<size_t>(comm.rank())] = measure_link(comm, hosts);
+  });
   return out;
 }
 

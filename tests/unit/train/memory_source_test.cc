@@ -16,6 +16,7 @@
 #include "tests/testing/expect.h"
 #include "tests/testing/seed.h"
 #include "tests/testing/small_disk.h"
+#include "tests/testing/text_message.h"
 #include "tests/unit/train/trainer_fixture.h"
 #include "worker/data/dataset.h"
 
@@ -25,12 +26,6 @@ namespace {
 using board::Board;
 
 constexpr uint64_t kStateJob = 42;
-
-std::map<int64_t, double> losses(const Ended& e) {
-  std::map<int64_t, double> out;
-  for (const auto& s : e.steps) out[s.step] = s.loss;
-  return out;
-}
 
 class MemoryTest : public TrainerTest {
  protected:
@@ -252,36 +247,29 @@ TEST_F(MemoryTest, AnyMeshResumesTheStateOfAnother) {
   const auto want = losses(one);
   std::filesystem::rename(dir_ + "/checkpoints", dir_ + "/one");
   struct Leg {
-    int dp, pp, tp;
+    const char* mesh;
     std::vector<std::string> workers;  // by rank
     std::vector<std::string> more;
     std::vector<std::string> lost;           // before this mesh
     std::map<std::string, size_t> segments;  // after it, by worker
   };
+  const std::string zero_3 = "parallel.zero_stage=3";
   const std::vector<Leg> legs = {
       // Parts on two workers: each keeps the other's.
-      {2,
-       1,
-       1,
-       {"a", "b"},
-       {"parallel.zero_stage=3"},
-       {},
-       {{"a", 2}, {"b", 2}}},
+      {"dp: 2", {"a", "b"}, {zero_3}, {}, {{"a", 2}, {"b", 2}}},
       // The same mesh again, from its own state.
-      {2,
-       1,
-       1,
-       {"a", "b"},
-       {"parallel.zero_stage=3"},
-       {},
-       {{"a", 2}, {"b", 2}}},
+      {"dp: 2", {"a", "b"}, {zero_3}, {}, {{"a", 2}, {"b", 2}}},
       // One is lost; the other continues with its replica. No replicas remain.
-      {1, 1, 1, {"b"}, {}, {"a"}, {{"b", 1}}},
+      {"dp: 1", {"b"}, {}, {"a"}, {{"b", 1}}},
       // Four ranks on three workers, every second step replicated.
-      {1, 2, 2, {"a", "b", "b", "c"}, {"elastic.replicate_every=2"}, {}, {}},
+      {"pp: 2 tp: 2",
+       {"a", "b", "b", "c"},
+       {"elastic.replicate_every=2"},
+       {},
+       {}},
       // Copies of each other need no replicas.
-      {2, 1, 1, {"c", "d"}, {}, {"b"}, {{"c", 1}, {"d", 1}}},
-      {1, 1, 2, {"c", "d"}, {}, {}, {{"c", 2}, {"d", 2}}}};
+      {"dp: 2", {"c", "d"}, {}, {"b"}, {{"c", 1}, {"d", 1}}},
+      {"tp: 2", {"c", "d"}, {}, {}, {{"c", 2}, {"d", 2}}}};
   const std::vector<std::string> all = {"a", "b", "c", "d"};
   int64_t generation = 0;
   for (size_t i = 0; i < legs.size(); ++i) {
@@ -295,11 +283,9 @@ TEST_F(MemoryTest, AnyMeshResumesTheStateOfAnother) {
     more.push_back("schedule.total_steps=12");
     more.push_back("train.digest=true");
     more.push_back(keep);
-    pb::RankSpec s = spec(more, leg.dp * leg.pp * leg.tp);
-    pb::Mesh* mesh = s.mutable_assignment()->mutable_mesh();
-    mesh->set_dp(leg.dp);
-    mesh->set_pp(leg.pp);
-    mesh->set_tp(leg.tp);
+    const auto mesh = text_message<pb::Mesh>(leg.mesh);
+    pb::RankSpec s = spec(more, mesh.dp() * mesh.pp() * mesh.tp());
+    *s.mutable_assignment()->mutable_mesh() = mesh;
     s.mutable_assignment()->set_generation(generation);
     if (from == 0) s.mutable_assignment()->set_generation(1);
     if (from > 0) from_memory(s, all);

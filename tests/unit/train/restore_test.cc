@@ -5,7 +5,6 @@
 #include <atomic>
 #include <bit>
 #include <random>
-#include <thread>
 
 #include "checkpoint/huggingface/transfer.h"
 #include "checkpoint/store/store.h"
@@ -69,16 +68,9 @@ void for_each_element(const Rank& r, F f) {
 
 void on_all_ranks(const Sharding& sharding,
                   const std::function<void(int, comm::Mesh&)>& f) {
-  auto comms = comm::make_local_comms(sharding.layout.world());
-  std::vector<std::thread> threads;
-  for (int r = 0; r < sharding.layout.world(); ++r)
-    threads.emplace_back([&, r] {
-      auto mesh =
-          comm::Mesh::make(*comms[static_cast<size_t>(r)], sharding.layout)
-              .value();
-      f(r, *mesh);
-    });
-  for (auto& t : threads) t.join();
+  comm::on_ranks(sharding.layout.world(), [&](comm::Comm& comm) {
+    f(comm.rank(), *comm::Mesh::make(comm, sharding.layout).value());
+  });
 }
 
 // For thousands of cases, also in memory:

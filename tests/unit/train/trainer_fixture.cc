@@ -353,6 +353,12 @@ std::string TrainerTest::output() const {
   return all;
 }
 
+std::map<int64_t, double> losses(const Ended& run) {
+  std::map<int64_t, double> out;
+  for (const auto& s : run.steps) out[s.step] = s.loss;
+  return out;
+}
+
 std::map<int64_t, double> recent_losses(const std::string& checkpoint) {
   const auto fs = posix_file_system();
   const auto m = manifest::read_checkpoint(*fs, checkpoint);

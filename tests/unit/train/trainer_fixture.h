@@ -91,7 +91,8 @@ class TrainerTest : public ::testing::Test {
   int number_ = 0;
 };
 
-// Losses by step of the checkpoint's manifest.
+// Losses by step, of a run and of a checkpoint's manifest.
+std::map<int64_t, double> losses(const Ended& run);
 std::map<int64_t, double> recent_losses(const std::string& checkpoint);
 
 }  // namespace remesh::train

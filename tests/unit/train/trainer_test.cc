@@ -8,6 +8,7 @@
 #include "checkpoint/manifest/scan.h"
 #include "proto/base/exit_code.h"
 #include "tests/testing/expect.h"
+#include "tests/testing/text_message.h"
 #include "tests/unit/train/trainer_fixture.h"
 
 namespace remesh::train {
@@ -17,12 +18,6 @@ using board::Board;
 
 // For ranks that the test ends: no pause of the test lets one reach its end.
 const std::string kEndless = "train.steps=1000000000";
-
-std::map<int64_t, double> losses(const Ended& e) {
-  std::map<int64_t, double> out;
-  for (const auto& s : e.steps) out[s.step] = s.loss;
-  return out;
-}
 
 TEST_F(TrainerTest, TrainsToTheEndValidatesAndSaves) {
   const Ended e = run(spec());
@@ -272,16 +267,16 @@ TEST_F(TrainerTest, AnyMeshResumesTheCheckpointOfAnother) {
   const auto want = losses(one);
   std::filesystem::rename(dir_ + "/checkpoints", dir_ + "/one");
   struct Leg {
-    int dp, pp, tp, cp;
+    const char* mesh;
     std::vector<std::string> more;
   };
   const std::vector<Leg> legs = {
-      {2, 1, 1, 1, {"parallel.zero_stage=3"}},
-      {1, 1, 2, 1, {}},
-      {1, 2, 1, 1, {"parallel.pipeline_schedule=\"zb-h1\""}},
-      {1, 1, 1, 2, {"train.recompute=\"selective\""}},
-      {1, 1, 4, 1, {"train.recompute=\"full\""}},
-      {2, 2, 1, 1, {"parallel.zero_stage=1"}}};
+      {"dp: 2", {"parallel.zero_stage=3"}},
+      {"tp: 2", {}},
+      {"pp: 2", {"parallel.pipeline_schedule=\"zb-h1\""}},
+      {"cp: 2", {"train.recompute=\"selective\""}},
+      {"tp: 4", {"train.recompute=\"full\""}},
+      {"dp: 2 pp: 2", {"parallel.zero_stage=1"}}};
   for (size_t i = 0; i < legs.size(); ++i) {
     const Leg& leg = legs[i];
     std::vector<std::string> more = leg.more;
@@ -289,13 +284,10 @@ TEST_F(TrainerTest, AnyMeshResumesTheCheckpointOfAnother) {
     more.push_back("train.steps=" + std::to_string(from + 2));
     more.push_back("schedule.total_steps=12");
     more.push_back(keep);
-    const int ranks = leg.dp * leg.pp * leg.tp * leg.cp;
+    const auto mesh = text_message<pb::Mesh>(leg.mesh);
+    const int ranks = mesh.dp() * mesh.pp() * mesh.tp() * mesh.cp();
     pb::RankSpec s = spec(more, ranks);
-    pb::Mesh* mesh = s.mutable_assignment()->mutable_mesh();
-    mesh->set_dp(leg.dp);
-    mesh->set_pp(leg.pp);
-    mesh->set_tp(leg.tp);
-    mesh->set_cp(leg.cp);
+    *s.mutable_assignment()->mutable_mesh() = mesh;
     if (from > 0) from_checkpoint(s, checkpoint(from), from);
     ASSERT_EQ(run_mpi(s, ranks), 0) << "leg " << i << "\n" << output();
     for (const auto& [step, loss] : recent_losses(checkpoint(from + 2)))

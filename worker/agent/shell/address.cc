@@ -38,10 +38,6 @@ Result<std::string> CoordinatorAddress::read() const {
   return fixed() ? Result<std::string>(address_) : look_up(run_).address;
 }
 
-void CoordinatorAddress::set_run(const std::string& run_dir) {
-  if (run_.empty()) run_ = run_dir;
-}
-
 RunLookup look_up(const std::string& run_dir) {
   RunLookup out;
   const std::string file = rundir::endpoint_path(run_dir);

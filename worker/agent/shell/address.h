@@ -26,7 +26,9 @@ class CoordinatorAddress {
   // The run directory; "" while it is unknown.
   const std::string& run() const { return run_; }
   // Sets the run that the worker belongs to, when an address was given.
-  void set_run(const std::string& run_dir);
+  void set_run(const std::string& run_dir) {
+    if (run_.empty()) run_ = run_dir;
+  }
 
  private:
   std::string address_;

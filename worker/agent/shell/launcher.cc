@@ -157,12 +157,12 @@ Status Launcher::start_generation(const pb::Assignment& assignment,
     remove_old_logs(run, g, keep);
     remove_old_traces(rundir::traces_path(run), keep);
   });
-  PmixNamespace space;
-  // Must be the same on every worker, so it is derived from the assignment.
-  space.name = namespace_of(assignment.job().job().name(), generation_);
-  space.scratch = folders.folder;
-  for (const auto& [worker, ranks] : placement.nodes)
-    space.nodes.push_back({worker, ranks});
+  // The name must be the same on every worker, so it is derived from the
+  // assignment.
+  const PmixNamespace space{
+      .name = namespace_of(assignment.job().job().name(), generation_),
+      .nodes = placement.nodes,
+      .scratch = folders.folder};
   RETURN_IF_ERROR(pmix_->register_namespace(space));
   space_ = space.name;
   // Register all ranks before the first one runs: none may reach a fence before
@@ -230,13 +230,13 @@ Status Launcher::start_rank(const pb::Assignment& assignment,
   const std::string spec_path =
       fmt::format("{}/rank-{}.spec", folders.folder, rank);
   RETURN_IF_ERROR(write_spec(spec_path, spec));
-  MpiSettings settings;
-  settings.shared_folder = folders.shared;
-  settings.tcp = network_;
-  settings.ports = options_.ports;
-  settings.sleep_when_idle = placement.wanted_cores > options_.cores;
-  settings.cma = cma_;
-  settings.threads = threads;
+  const MpiSettings settings{
+      .shared_folder = folders.shared,
+      .tcp = network_,
+      .ports = options_.ports,
+      .sleep_when_idle = placement.wanted_cores > options_.cores,
+      .cma = cma_,
+      .threads = threads};
   ChildOptions child;
   child.argv = {path_of_program(options_.trainer, trainer_fd_), "--spec",
                 spec_path, "--board-fd", std::to_string(kChildFd)};

@@ -7,12 +7,10 @@
 #include <netdb.h>
 #include <netinet/in.h>
 #include <sys/socket.h>
-#include <unistd.h>
 
 #include <algorithm>
 #include <bit>
 #include <cerrno>
-#include <cstdio>
 #include <cstdlib>
 #include <cstring>
 #include <set>
@@ -26,28 +24,6 @@ namespace {
 
 constexpr std::string_view kMagic = "RMNW";
 constexpr std::string_view kTunnel = "wireguard=";
-
-// The address of the interface by which packets to `host` leave. flags: of
-// getaddrinfo().
-bool source_address(const std::string& host, const std::string& port,
-                    sockaddr_storage& out, int flags = 0) {
-  addrinfo hints{};
-  hints.ai_flags = flags;
-  hints.ai_socktype = SOCK_DGRAM;
-  addrinfo* found = nullptr;
-  if (getaddrinfo(host.c_str(), port.c_str(), &hints, &found) != 0)
-    return false;
-  bool ok = false;
-  for (const addrinfo* a = found; a != nullptr && !ok; a = a->ai_next) {
-    const int fd = socket(a->ai_family, SOCK_DGRAM | SOCK_CLOEXEC, 0);
-    socklen_t size = sizeof(out);
-    ok = fd >= 0 && connect(fd, a->ai_addr, a->ai_addrlen) == 0 &&
-         getsockname(fd, reinterpret_cast<sockaddr*>(&out), &size) == 0;
-    if (fd >= 0) close(fd);
-  }
-  freeaddrinfo(found);
-  return ok;
-}
 
 // The bytes of an IPv4 or IPv6 address; empty for another family.
 std::string bytes_of(const sockaddr* address) {
@@ -66,12 +42,39 @@ std::string bytes_of(const sockaddr* address) {
   return out;
 }
 
+// The address of the interface by which packets to `host` leave, as bytes_of()
+// has it; "" if none do. flags: of getaddrinfo().
+std::string source_address(const std::string& host, const std::string& port,
+                           int flags = 0) {
+  addrinfo hints{};
+  hints.ai_flags = flags;
+  hints.ai_socktype = SOCK_DGRAM;
+  addrinfo* found = nullptr;
+  if (getaddrinfo(host.c_str(), port.c_str(), &hints, &found) != 0) return "";
+  std::string out;
+  for (const addrinfo* a = found; a != nullptr && out.empty(); a = a->ai_next) {
+    const Descriptor fd(socket(a->ai_family, SOCK_DGRAM | SOCK_CLOEXEC, 0));
+    sockaddr_storage source{};
+    auto* const address = reinterpret_cast<sockaddr*>(&source);
+    socklen_t size = sizeof(source);
+    if (fd.get() >= 0 && connect(fd.get(), a->ai_addr, a->ai_addrlen) == 0 &&
+        getsockname(fd.get(), address, &size) == 0)
+      out = bytes_of(address);
+  }
+  freeaddrinfo(found);
+  return out;
+}
+
+int family_of(const std::string& address) {
+  return address.size() == sizeof(in_addr) ? AF_INET : AF_INET6;
+}
+
 bool in_network(const std::string& address, const std::string& cidr) {
   const size_t slash = cidr.find('/');
   if (slash == std::string::npos) return false;
   std::string network(address.size(), '\0');
-  const int family = address.size() == sizeof(in_addr) ? AF_INET : AF_INET6;
-  if (inet_pton(family, cidr.substr(0, slash).c_str(), network.data()) != 1)
+  if (inet_pton(family_of(address), cidr.substr(0, slash).c_str(),
+                network.data()) != 1)
     return false;
   const size_t bits = std::min<size_t>(
       std::strtoul(cidr.c_str() + slash + 1, nullptr, 10), address.size() * 8);
@@ -107,8 +110,7 @@ std::vector<LocalAddress> local_addresses() {
 
 std::string address_text(const std::string& bytes) {
   char text[INET6_ADDRSTRLEN] = {};
-  inet_ntop(bytes.size() == sizeof(in_addr) ? AF_INET : AF_INET6, bytes.data(),
-            text, sizeof(text));
+  inet_ntop(family_of(bytes), bytes.data(), text, sizeof(text));
   return text;
 }
 
@@ -116,12 +118,10 @@ std::string address_text(const std::string& bytes) {
 // route leads there from one of their addresses. Another worker says what the
 // address is: no name server is asked for it.
 bool reaches(const std::vector<std::string>& own, const std::string& address) {
-  sockaddr_storage source{};
-  if (!source_address(address, "9", source, AI_NUMERICHOST)) return false;
-  const std::string from = bytes_of(reinterpret_cast<const sockaddr*>(&source));
+  const std::string from = source_address(address, "9", AI_NUMERICHOST);
+  if (from.empty()) return false;
   std::string bytes(from.size(), '\0');
-  const int family = from.size() == sizeof(in_addr) ? AF_INET : AF_INET6;
-  inet_pton(family, address.c_str(), bytes.data());
+  inet_pton(family_of(from), address.c_str(), bytes.data());
   return std::any_of(own.begin(), own.end(), [&](const std::string& cidr) {
     return in_network(bytes, cidr) ||
            cidr.substr(0, cidr.find('/')) == address_text(from);
@@ -220,9 +220,8 @@ std::string network_towards(const std::string& address) {
   std::string host = address.substr(start + 3, colon - start - 3);
   if (host.starts_with('[') && host.ends_with(']'))
     host = host.substr(1, host.size() - 2);
-  sockaddr_storage source{};
-  if (!source_address(host, address.substr(colon + 1), source)) return "";
-  std::string own = bytes_of(reinterpret_cast<const sockaddr*>(&source));
+  std::string own = source_address(host, address.substr(colon + 1));
+  if (own.empty()) return "";
   const std::vector<LocalAddress> all = local_addresses();
   const auto interface_of = [&] {
     return std::find_if(all.begin(), all.end(), [&](const LocalAddress& a) {
@@ -233,8 +232,9 @@ std::string network_towards(const std::string& address) {
   // The way to this host itself says nothing about the way to others.
   for (const char* outside : {"192.0.2.1", "2001:db8::1"}) {  // RFC 5737, 3849
     if (found != all.end()) break;
-    if (!source_address(outside, "9", source)) continue;
-    own = bytes_of(reinterpret_cast<const sockaddr*>(&source));
+    const std::string source = source_address(outside, "9");
+    if (source.empty()) continue;
+    own = source;
     found = interface_of();
   }
   if (found == all.end()) return "";

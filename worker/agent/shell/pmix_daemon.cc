@@ -10,9 +10,6 @@
 #include <cerrno>
 #include <csignal>
 #include <cstdlib>
-#include <cstring>
-#include <map>
-#include <mutex>
 
 #include "proto/base/check.h"
 #include "proto/base/socket_guard.h"
@@ -22,71 +19,9 @@
 namespace remesh::agent {
 namespace {
 
-struct OpenFence {
-  pmix_modex_cbfunc_t callback = nullptr;
-  void* argument = nullptr;
-};
-
-class ServerImpl;
-
 // The server of this process, while it lives. PMIx's upcalls carry no user
 // pointer, and PMIx allows one server per process.
-std::atomic<ServerImpl*> g_server{nullptr};
-
-class ServerImpl : public PmixServer {
- public:
-  ~ServerImpl() override {
-    // PMIx_server_finalize would hang if PMIx is stuck.
-    if (running_ && !stuck()) {
-      for (const auto& [name, space] : spaces_) fail_fences(name);
-      PMIx_server_finalize();
-    }
-    g_server.store(nullptr);
-    if (event_fd_ >= 0) close(event_fd_);
-  }
-
-  Status init(const PmixOptions& options);
-
-  int event_fd() const override { return event_fd_; }
-  bool stuck() const override { return g_stuck.load(); }
-  std::vector<PmixUpcall> take_upcalls() override {
-    uint64_t n = 0;
-    (void)!read(event_fd_, &n, sizeof(n));
-    const std::lock_guard lock(mutex_);
-    return std::exchange(upcalls_, {});
-  }
-
-  Status register_namespace(const PmixNamespace& space) override;
-  Result<std::vector<std::string>> register_rank(const std::string& space,
-                                                 int rank) override;
-  bool complete_fence(const std::string& space, int64_t index,
-                      const std::string& blob) override;
-  void fail_fences(const std::string& space) override;
-  Status deregister(const std::string& space) override;
-
-  // Called on the PMIx thread.
-  pmix_status_t on_fence(const std::string& space, std::string blob,
-                         OpenFence fence);
-  void on_abort(PmixUpcall upcall);
-
- private:
-  struct Space {
-    std::vector<int> registered;  // ranks
-    int64_t num_fences = 0;       // entered so far
-    std::map<int64_t, OpenFence> open;
-  };
-  void wake() {
-    const uint64_t one = 1;
-    (void)!write(event_fd_, &one, sizeof(one));
-  }
-
-  std::string node_;
-  int event_fd_ = -1;
-  bool running_ = false;
-  std::mutex mutex_;  // guards the members below
-  std::vector<PmixUpcall> upcalls_;
-  std::map<std::string, Space> spaces_;
-};
+std::atomic<PmixServer*> g_server{nullptr};
 
 // ------------------------------------------------ upcalls, on the PMIx thread
 
@@ -95,10 +30,20 @@ pmix_status_t fence_upcall(const pmix_proc_t procs[], size_t nprocs,
                            pmix_modex_cbfunc_t callback, void* argument) {
   std::string blob(data == nullptr ? "" : data, data == nullptr ? 0 : ndata);
   std::free(data);
-  ServerImpl* server = g_server.load();
+  PmixServer* server = g_server.load();
   if (server == nullptr || nprocs == 0) return PMIX_ERR_NOT_AVAILABLE;
-  return server->on_fence(procs[0].nspace, std::move(blob),
-                          {callback, argument});
+  const auto end = [callback, argument](const std::string* all) {
+    if (all == nullptr)
+      return callback(PMIX_ERR_TIMEOUT, nullptr, 0, argument, nullptr, nullptr);
+    // PMIx frees the copy with std::free.
+    char* copy = static_cast<char*>(std::malloc(all->size() + 1));
+    CHECK(copy != nullptr);
+    std::copy(all->begin(), all->end(), copy);
+    callback(PMIX_SUCCESS, copy, all->size(), argument, std::free, copy);
+  };
+  return server->on_fence(procs[0].nspace, std::move(blob), end)
+             ? PMIX_SUCCESS
+             : PMIX_ERR_NOT_FOUND;
 }
 
 pmix_status_t connected_upcall(const pmix_proc_t*, void*, pmix_info_t*, size_t,
@@ -114,15 +59,12 @@ pmix_status_t finalized_upcall(const pmix_proc_t*, void*, pmix_op_cbfunc_t,
 pmix_status_t abort_upcall(const pmix_proc_t* proc, void*, int status,
                            const char* message, pmix_proc_t*, size_t,
                            pmix_op_cbfunc_t callback, void* argument) {
-  if (ServerImpl* server = g_server.load(); server != nullptr) {
-    PmixUpcall upcall;
-    upcall.kind = PmixUpcall::kAbort;
-    upcall.space = proc->nspace;
-    upcall.rank = static_cast<int>(proc->rank);
-    upcall.status = status;
-    upcall.blob = message == nullptr ? "" : message;
-    server->on_abort(std::move(upcall));
-  }
+  if (PmixServer* server = g_server.load(); server != nullptr)
+    server->on_abort({.kind = PmixUpcall::kAbort,
+                      .space = proc->nspace,
+                      .blob = message == nullptr ? "" : message,
+                      .rank = static_cast<int>(proc->rank),
+                      .status = status});
   if (callback != nullptr) callback(PMIX_SUCCESS, argument);
   return PMIX_SUCCESS;
 }
@@ -141,83 +83,6 @@ void event_upcall(size_t, pmix_status_t, const pmix_proc_t*, pmix_info_t*,
   if (callback != nullptr)
     callback(PMIX_EVENT_ACTION_COMPLETE, nullptr, 0, nullptr, nullptr,
              argument);
-}
-
-pmix_status_t ServerImpl::on_fence(const std::string& name, std::string blob,
-                                   OpenFence fence) {
-  {
-    const std::lock_guard lock(mutex_);
-    auto it = spaces_.find(name);
-    if (it == spaces_.end()) return PMIX_ERR_NOT_FOUND;
-    PmixUpcall upcall;
-    upcall.space = name;
-    upcall.index = it->second.num_fences++;
-    upcall.blob = std::move(blob);
-    it->second.open[upcall.index] = fence;
-    upcalls_.push_back(std::move(upcall));
-  }
-  wake();
-  return PMIX_SUCCESS;
-}
-
-void ServerImpl::on_abort(PmixUpcall upcall) {
-  {
-    const std::lock_guard lock(mutex_);
-    upcalls_.push_back(std::move(upcall));
-  }
-  wake();
-}
-
-// ----------------------------------------------- calls, on the owner's thread
-
-Status ServerImpl::init(const PmixOptions& options) {
-  ServerImpl* none = nullptr;
-  CHECK_MSG(g_server.compare_exchange_strong(none, this),
-            "two PMIx servers in one process");
-  node_ = options.node;
-  event_fd_ = eventfd(0, EFD_CLOEXEC | EFD_NONBLOCK);
-  if (event_fd_ < 0) return errno_error("PMIx: eventfd", errno);
-  // PMIx listens on a port of loopback, for all users of this host.
-  guard_sockets();
-  // PMIx writes to sockets of ranks that may just have died.
-  std::signal(SIGPIPE, SIG_IGN);
-  // The default data store leaks 40 kB per namespace.
-  setenv("PMIX_MCA_gds", "hash", 1);
-  // Static: PMIx keeps pointers into it.
-  static pmix_server_module_t module = [] {
-    pmix_server_module_t m{};
-    m.client_connected2 = connected_upcall;
-    m.client_finalized = finalized_upcall;
-    m.abort = abort_upcall;
-    m.fence_nb = fence_upcall;
-    m.direct_modex = modex_upcall;
-    return m;
-  }();
-  Infos infos;
-  const pmix_rank_t rank = 0;
-  infos.add(PMIX_SERVER_TMPDIR, options.scratch);
-  infos.add(PMIX_SERVER_NSPACE, "remesh-worker-" + options.node);
-  infos.add(PMIX_SERVER_RANK, rank, PMIX_PROC_RANK);
-  infos.add(PMIX_HOSTNAME, options.node);
-  // When PMIx 4.2 deregisters a rank whose exit it has not noticed yet, it
-  // closes the socket without informing libevent. With epoll, a later rank that
-  // gets the same descriptor number receives no events and hangs in PMIx_Init.
-  // With poll, libevent notices the closed socket and drops the stale event.
-  setenv("EVENT_NOEPOLL", "1", 1);
-  pmix_status_t rc = PMIx_server_init(&module, infos.data(), infos.size());
-  unsetenv("EVENT_NOEPOLL");
-  if (rc != PMIX_SUCCESS) return pmix_error("starting the server", rc);
-  running_ = true;
-  const auto answer = Answer::make();
-  void* shared = answer->share();
-  rc = PMIx_Register_event_handler(
-      nullptr, 0, nullptr, 0, event_upcall,
-      [](pmix_status_t status, size_t, void* p) { Answer::set(status, p); },
-      shared);
-  // Returns the id of the handler, 0 or more, if there will be no callback.
-  rc = answer->wait(rc > 0 ? PMIX_OPERATION_SUCCEEDED : rc, shared);
-  if (rc != PMIX_SUCCESS) return pmix_error("registering for events", rc);
-  return ok_status();
 }
 
 std::string ranks_text(const std::vector<int>& ranks) {
@@ -270,7 +135,106 @@ Status add_map(const PmixNamespace& space, Infos& infos) {
   return ok_status();
 }
 
-Status ServerImpl::register_namespace(const PmixNamespace& space) {
+}  // namespace
+
+bool PmixServer::on_fence(const std::string& name, std::string blob,
+                          EndFence end) {
+  {
+    const std::lock_guard lock(mutex_);
+    auto it = spaces_.find(name);
+    if (it == spaces_.end()) return false;
+    const int64_t index = it->second.num_fences++;
+    it->second.open[index] = std::move(end);
+    upcalls_.push_back(
+        {.space = name, .index = index, .blob = std::move(blob)});
+  }
+  wake();
+  return true;
+}
+
+void PmixServer::on_abort(PmixUpcall upcall) {
+  {
+    const std::lock_guard lock(mutex_);
+    upcalls_.push_back(std::move(upcall));
+  }
+  wake();
+}
+
+void PmixServer::wake() {
+  const uint64_t one = 1;
+  (void)!write(event_fd_, &one, sizeof(one));
+}
+
+// ----------------------------------------------- calls, on the owner's thread
+
+Result<std::unique_ptr<PmixServer>> PmixServer::start(
+    const PmixOptions& options) {
+  std::unique_ptr<PmixServer> server(new PmixServer);
+  RETURN_IF_ERROR(server->init(options));
+  return server;
+}
+
+PmixServer::~PmixServer() {
+  // PMIx_server_finalize would hang if PMIx is stuck.
+  if (running_ && !stuck()) {
+    for (const auto& [name, space] : spaces_) fail_fences(name);
+    PMIx_server_finalize();
+  }
+  g_server.store(nullptr);
+  if (event_fd_ >= 0) close(event_fd_);
+}
+
+Status PmixServer::init(const PmixOptions& options) {
+  PmixServer* none = nullptr;
+  CHECK_MSG(g_server.compare_exchange_strong(none, this),
+            "two PMIx servers in one process");
+  node_ = options.node;
+  event_fd_ = eventfd(0, EFD_CLOEXEC | EFD_NONBLOCK);
+  if (event_fd_ < 0) return errno_error("PMIx: eventfd", errno);
+  // PMIx listens on a port of loopback, for all users of this host.
+  guard_sockets();
+  // PMIx writes to sockets of ranks that may just have died.
+  std::signal(SIGPIPE, SIG_IGN);
+  // The default data store leaks 40 kB per namespace.
+  setenv("PMIX_MCA_gds", "hash", 1);
+  // Static: PMIx keeps pointers into it.
+  static pmix_server_module_t module = [] {
+    pmix_server_module_t m{};
+    m.client_connected2 = connected_upcall;
+    m.client_finalized = finalized_upcall;
+    m.abort = abort_upcall;
+    m.fence_nb = fence_upcall;
+    m.direct_modex = modex_upcall;
+    return m;
+  }();
+  Infos infos;
+  const pmix_rank_t rank = 0;
+  infos.add(PMIX_SERVER_TMPDIR, options.scratch);
+  infos.add(PMIX_SERVER_NSPACE, "remesh-worker-" + options.node);
+  infos.add(PMIX_SERVER_RANK, rank, PMIX_PROC_RANK);
+  infos.add(PMIX_HOSTNAME, options.node);
+  // When PMIx 4.2 deregisters a rank whose exit it has not noticed yet, it
+  // closes the socket without informing libevent. With epoll, a later rank that
+  // gets the same descriptor number receives no events and hangs in PMIx_Init.
+  // With poll, libevent notices the closed socket and drops the stale event.
+  setenv("EVENT_NOEPOLL", "1", 1);
+  pmix_status_t rc = PMIx_server_init(&module, infos.data(), infos.size());
+  unsetenv("EVENT_NOEPOLL");
+  if (rc != PMIX_SUCCESS) return pmix_error("starting the server", rc);
+  running_ = true;
+  const auto answer = Answer::make();
+  void* shared = answer->share();
+  rc = PMIx_Register_event_handler(
+      nullptr, 0, nullptr, 0, event_upcall,
+      [](pmix_status_t status, size_t, void* p) { Answer::set(status, p); },
+      shared);
+  // Returns the id of the handler, 0 or more, if there will be no callback.
+  rc = answer->wait(rc > 0 ? PMIX_OPERATION_SUCCEEDED : rc, shared);
+  if (rc != PMIX_SUCCESS) return pmix_error("registering for events", rc);
+  return ok_status();
+}
+
+Status PmixServer::register_namespace(const PmixNamespace& space) {
   const PmixNamespace::Node* mine = nullptr;
   uint32_t total = 0;
   for (const auto& n : space.nodes) {
@@ -312,7 +276,7 @@ Status ServerImpl::register_namespace(const PmixNamespace& space) {
   return ok_status();
 }
 
-Result<std::vector<std::string>> ServerImpl::register_rank(
+Result<std::vector<std::string>> PmixServer::register_rank(
     const std::string& space, int rank) {
   pmix_proc_t proc;
   PMIX_LOAD_PROCID(&proc, space.c_str(), static_cast<pmix_rank_t>(rank));
@@ -338,40 +302,42 @@ Result<std::vector<std::string>> ServerImpl::register_rank(
   return out;
 }
 
-bool ServerImpl::complete_fence(const std::string& space, int64_t index,
+bool PmixServer::stuck() const { return g_stuck.load(); }
+
+std::vector<PmixUpcall> PmixServer::take_upcalls() {
+  uint64_t n = 0;
+  (void)!read(event_fd_, &n, sizeof(n));
+  const std::lock_guard lock(mutex_);
+  return std::exchange(upcalls_, {});
+}
+
+bool PmixServer::complete_fence(const std::string& space, int64_t index,
                                 const std::string& blob) {
-  OpenFence fence;
+  EndFence end;
   {
     const std::lock_guard lock(mutex_);
     auto it = spaces_.find(space);
     if (it == spaces_.end()) return false;
     auto node = it->second.open.extract(index);
     if (node.empty()) return false;
-    fence = node.mapped();
+    end = std::move(node.mapped());
   }
-  // PMIx frees the copy with std::free.
-  char* copy = static_cast<char*>(std::malloc(blob.size() + 1));
-  CHECK(copy != nullptr);
-  std::copy(blob.begin(), blob.end(), copy);
-  fence.callback(PMIX_SUCCESS, copy, blob.size(), fence.argument, std::free,
-                 copy);
+  end(&blob);
   return true;
 }
 
-void ServerImpl::fail_fences(const std::string& space) {
-  std::map<int64_t, OpenFence> open;
+void PmixServer::fail_fences(const std::string& space) {
+  std::map<int64_t, EndFence> open;
   {
     const std::lock_guard lock(mutex_);
     auto it = spaces_.find(space);
     if (it == spaces_.end()) return;
     open = std::exchange(it->second.open, {});
   }
-  for (const auto& [index, fence] : open)
-    fence.callback(PMIX_ERR_TIMEOUT, nullptr, 0, fence.argument, nullptr,
-                   nullptr);
+  for (const auto& [index, end] : open) end(nullptr);
 }
 
-Status ServerImpl::deregister(const std::string& space) {
+Status PmixServer::deregister(const std::string& space) {
   fail_fences(space);
   std::vector<int> registered;
   {
@@ -398,15 +364,6 @@ Status ServerImpl::deregister(const std::string& space) {
   });
   if (rc != PMIX_SUCCESS) return pmix_error("deregistering " + space, rc);
   return ok_status();
-}
-
-}  // namespace
-
-Result<std::unique_ptr<PmixServer>> PmixServer::start(
-    const PmixOptions& options) {
-  auto server = std::make_unique<ServerImpl>();
-  RETURN_IF_ERROR(server->init(options));
-  return std::unique_ptr<PmixServer>(std::move(server));
 }
 
 }  // namespace remesh::agent

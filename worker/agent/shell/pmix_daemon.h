@@ -15,7 +15,10 @@
 #pragma once
 
 #include <cstdint>
+#include <functional>
+#include <map>
 #include <memory>
+#include <mutex>
 #include <string>
 #include <vector>
 
@@ -55,31 +58,57 @@ class PmixServer {
  public:
   // Sets PMIX_MCA_gds in the environment of this process and ignores SIGPIPE.
   static Result<std::unique_ptr<PmixServer>> start(const PmixOptions& options);
-  virtual ~PmixServer() = default;
+  ~PmixServer();
+  PmixServer(const PmixServer&) = delete;
+  PmixServer& operator=(const PmixServer&) = delete;
 
   // Readable when take_upcalls() would return something.
-  virtual int event_fd() const = 0;
+  int event_fd() const { return event_fd_; }
   // Whether PMIx has failed to answer a call. Its thread can deadlock when a
   // rank is killed while it connects (seen with 4.2.2). Since PMIx cannot be
   // restarted within a process, only a new process can start ranks again.
-  virtual bool stuck() const = 0;
-  virtual std::vector<PmixUpcall> take_upcalls() = 0;
+  bool stuck() const;
+  std::vector<PmixUpcall> take_upcalls();
 
   // REQUIRES: `space` has a node with this daemon's name, with ranks.
-  virtual Status register_namespace(const PmixNamespace& space) = 0;
+  Status register_namespace(const PmixNamespace& space);
   // Registers a local rank and returns the variables that its environment
   // needs, as "KEY=value".
-  virtual Result<std::vector<std::string>> register_rank(
-      const std::string& space, int rank) = 0;
+  Result<std::vector<std::string>> register_rank(const std::string& space,
+                                                 int rank);
   // Completes a fence with the contributions of all ranks. False: no such
   // fence.
-  virtual bool complete_fence(const std::string& space, int64_t index,
-                              const std::string& blob) = 0;
+  bool complete_fence(const std::string& space, int64_t index,
+                      const std::string& blob);
   // Fails the open fences: MPI_Init returns an error.
-  virtual void fail_fences(const std::string& space) = 0;
+  void fail_fences(const std::string& space);
   // Fails the open fences and removes the namespace. REQUIRES: its local ranks
   // are dead.
-  virtual Status deregister(const std::string& space) = 0;
+  Status deregister(const std::string& space);
+
+  // --- on the PMIx thread
+  // Ends a fence with what all ranks contribute to it, or, without, fails it.
+  using EndFence = std::function<void(const std::string* all)>;
+  // False: no such namespace.
+  bool on_fence(const std::string& space, std::string blob, EndFence end);
+  void on_abort(PmixUpcall upcall);
+
+ private:
+  struct Space {
+    std::vector<int> registered;  // ranks
+    int64_t num_fences = 0;       // entered so far
+    std::map<int64_t, EndFence> open;
+  };
+  PmixServer() = default;
+  Status init(const PmixOptions& options);
+  void wake();
+
+  std::string node_;
+  int event_fd_ = -1;
+  bool running_ = false;
+  std::mutex mutex_;  // guards the members below
+  std::vector<PmixUpcall> upcalls_;
+  std::map<std::string, Space> spaces_;
 };
 
 }  // namespace remesh::agent

@@ -1,6 +1,5 @@
 #include "worker/agent/shell/process.h"
 
-#include <fcntl.h>
 #include <signal.h>
 #include <sys/stat.h>
 #include <unistd.h>
@@ -13,6 +12,7 @@
 
 #include "proto/base/child.h"
 #include "proto/base/clock.h"
+#include "proto/base/process.h"
 
 namespace remesh::agent {
 namespace {
@@ -24,33 +24,6 @@ bool same_process_lives(const ProcessId& p) {
 }
 
 }  // namespace
-
-std::optional<ProcStat> parse_proc_stat(const std::string& text) {
-  // The name, in parentheses, may itself contain spaces and parentheses.
-  const size_t end = text.rfind(')');
-  if (end == std::string::npos) return std::nullopt;
-  std::istringstream in(text.substr(end + 1));
-  ProcStat out;
-  std::string skip;
-  if (!(in >> out.state)) return std::nullopt;
-  for (int field = 4; field <= 21; ++field)
-    if (!(in >> skip)) return std::nullopt;
-  uint64_t pages = 0;
-  if (!(in >> out.start_time >> skip >> pages)) return std::nullopt;
-  out.rss_bytes = pages * static_cast<uint64_t>(sysconf(_SC_PAGESIZE));
-  return out;
-}
-
-std::optional<ProcStat> read_proc_stat(pid_t pid) {
-  const std::string path = "/proc/" + std::to_string(pid) + "/stat";
-  const int fd = open(path.c_str(), O_RDONLY | O_CLOEXEC);
-  if (fd < 0) return std::nullopt;
-  char text[1024];
-  const ssize_t n = read(fd, text, sizeof(text));
-  close(fd);
-  if (n <= 0) return std::nullopt;
-  return parse_proc_stat(std::string(text, static_cast<size_t>(n)));
-}
 
 int kill_leftovers(const std::vector<ProcessId>& processes, int timeout_ms) {
   std::vector<ProcessId> alive;

@@ -1,10 +1,9 @@
-// Reads the state of processes from /proc, restarts this one, and kills others.
+// Restarts this process, and kills others.
 #pragma once
 
 #include <sys/types.h>
 
 #include <cstdint>
-#include <optional>
 #include <string>
 #include <vector>
 
@@ -20,16 +19,6 @@ std::string path_of_program(const std::string& path, int fd);
 // Replaces this process by a fresh execution of the same program with the same
 // arguments. Only descriptors 0, 1 and 2 stay open. Returns only on failure.
 Status restart_process();
-
-struct ProcStat {
-  char state = '?';         // letter of proc(5)
-  uint64_t start_time = 0;  // clock ticks since boot
-  uint64_t rss_bytes = 0;
-};
-// std::nullopt if there is no such process.
-std::optional<ProcStat> read_proc_stat(pid_t pid);
-// Parses the text of /proc/PID/stat.
-std::optional<ProcStat> parse_proc_stat(const std::string& text);
 
 // Identifies a process even after its pid was reused.
 struct ProcessId {

@@ -92,7 +92,7 @@ Result<LocalPlacement> place(const pb::Assignment& assignment,
     auto node = ranks.extract(w);
     if (node.empty()) continue;
     std::sort(node.mapped().begin(), node.mapped().end());
-    out.nodes.emplace_back(w, std::move(node.mapped()));
+    out.nodes.push_back({w, std::move(node.mapped())});
   }
   return out;
 }

@@ -10,6 +10,7 @@
 #include "proto/base/status.h"
 #include "proto/control.pb.h"
 #include "worker/agent/shell/mpi_network.h"
+#include "worker/agent/shell/pmix_daemon.h"
 
 namespace remesh::agent {
 
@@ -21,7 +22,7 @@ struct LocalPlacement {
   };
   std::vector<Local> local;  // ranks of this worker, ascending
   // Workers with ranks, in the order of the assignment, and their ranks.
-  std::vector<std::pair<std::string, std::vector<int>>> nodes;
+  std::vector<PmixNamespace::Node> nodes;
   bool one_host = true;  // all ranks are on one host
   // Cores that all ranks on this worker's host want together.
   int64_t wanted_cores = 0;

@@ -44,19 +44,23 @@ std::string tail_of(const std::string& path) {
                            kTailBytes);
 }
 
-// The last `lines` non-empty lines of a text, newest first.
-std::vector<std::string> last_lines(std::string_view text, size_t lines,
-                                    size_t max_bytes) {
-  std::vector<std::string> out;
-  while (!text.empty() && out.size() < lines) {
-    const size_t cut = text.find_last_of('\n');
-    const bool first = cut == std::string_view::npos;
-    std::string line =
-        last_line(first ? text : text.substr(cut + 1), max_bytes);
-    if (!line.empty()) out.push_back(std::move(line));
-    text = first ? "" : text.substr(0, cut);
-  }
-  return out;
+// A line without control characters and white space around it, truncated.
+std::string clean_line(std::string_view text, size_t max_bytes) {
+  std::string line;
+  for (char c : text)
+    if (static_cast<unsigned char>(c) >= 0x20 && c != 0x7f)
+      line.push_back(c);
+    else if (c == '\t')
+      line.push_back(' ');
+  const size_t first = line.find_first_not_of(' ');
+  line = first == std::string::npos ? "" : line.substr(first);
+  while (!line.empty() && line.back() == ' ') line.pop_back();
+  if (line.size() <= max_bytes) return line;
+  // Do not split a UTF-8 character.
+  size_t end = max_bytes;
+  while (end > 0 && (static_cast<unsigned char>(line[end]) & 0xC0) == 0x80)
+    --end;
+  return line.substr(0, end);
 }
 
 // Whether the rank printed to stdout or stderr after it last logged.
@@ -118,28 +122,18 @@ RankLogPaths rank_log_paths(const std::string& folder, int rank) {
           fmt::format("{}/rank-{}.out", folder, rank)};
 }
 
-std::string last_line(std::string_view text, size_t max_bytes) {
-  std::string line;
-  while (!text.empty() && line.empty()) {
+std::vector<std::string> last_lines(std::string_view text, size_t lines,
+                                    size_t max_bytes) {
+  std::vector<std::string> out;
+  while (!text.empty() && out.size() < lines) {
     const size_t cut = text.find_last_of('\n');
-    std::string_view part =
-        cut == std::string_view::npos ? text : text.substr(cut + 1);
-    text = cut == std::string_view::npos ? "" : text.substr(0, cut);
-    for (char c : part)
-      if (static_cast<unsigned char>(c) >= 0x20 && c != 0x7f)
-        line.push_back(c);
-      else if (c == '\t')
-        line.push_back(' ');
-    const size_t first = line.find_first_not_of(' ');
-    line = first == std::string::npos ? "" : line.substr(first);
+    const bool first = cut == std::string_view::npos;
+    std::string line =
+        clean_line(first ? text : text.substr(cut + 1), max_bytes);
+    if (!line.empty()) out.push_back(std::move(line));
+    text = first ? "" : text.substr(0, cut);
   }
-  while (!line.empty() && line.back() == ' ') line.pop_back();
-  if (line.size() <= max_bytes) return line;
-  // Do not split a UTF-8 character.
-  size_t end = max_bytes;
-  while (end > 0 && (static_cast<unsigned char>(line[end]) & 0xC0) == 0x80)
-    --end;
-  return line.substr(0, end);
+  return out;
 }
 
 std::vector<std::string> log_tail(const RankLogPaths& paths, size_t lines,

@@ -39,11 +39,12 @@ class RankOutputs {
 RankLogPaths rank_log_paths(const std::string& folder, int rank);
 
 // The last `lines` non-empty lines of both files, oldest first; those of the
-// file that was modified last come last. Each is as in last_line().
+// file that was modified last come last. Each is as in last_lines().
 std::vector<std::string> log_tail(const RankLogPaths& paths, size_t lines,
                                   size_t max_bytes);
-// The last non-empty line of a text, without control characters and truncated
-// to `max_bytes`; "" if there is none.
-std::string last_line(std::string_view text, size_t max_bytes);
+// The last `lines` non-empty lines of a text, newest first, each without
+// control characters and truncated to `max_bytes`.
+std::vector<std::string> last_lines(std::string_view text, size_t lines,
+                                    size_t max_bytes);
 
 }  // namespace remesh::agent

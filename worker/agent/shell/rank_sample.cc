@@ -5,9 +5,8 @@
 #include "proto/base/clock.h"
 #include "proto/base/exit_code.h"
 #include "proto/base/machine.h"
+#include "proto/base/process.h"
 #include "worker/agent/shell/launcher.h"
-#include "worker/agent/shell/process.h"
-#include "worker/board/step_metrics.h"
 
 namespace remesh::agent {
 

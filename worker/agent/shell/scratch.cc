@@ -22,6 +22,7 @@
 #include "proto/base/descriptor.h"
 #include "proto/base/entries.h"
 #include "proto/base/file_system.h"
+#include "proto/base/process.h"
 #include "proto/base/rng.h"
 #include "proto/limits/plausible.h"
 #include "worker/agent/shell/state_folder.h"
@@ -100,7 +101,8 @@ uint64_t clean_shared(const std::string& folder, const std::string& shared) {
   const std::string root = shared_root_of(folder, shared);
   if (!memory::is_private_folder(root)) return 0;
   const std::string states = state_folder_of(folder, shared);
-  remove_unfinished_states(states);
+  for (const uint64_t job : memory::list_jobs(states))
+    memory::remove_unfinished(states, job);
   const bool keep = has_states(states);
   std::error_code ignored;
   uint64_t files = 0;
@@ -231,8 +233,7 @@ Result<std::unique_ptr<Scratch>> Scratch::open(const std::string& root,
                                                const std::string& name,
                                                int64_t patience_ms,
                                                const std::string& shared) {
-  std::error_code error;
-  if (shared != kSharedMemory && !fs::is_directory(shared, error))
+  if (shared != kSharedMemory && !is_folder(shared))
     return invalid_argument("--state-folder " + shared + ": no such folder");
   const std::string absolute_root = absolute_path(root);
   std::unique_ptr<Scratch> out(new Scratch);

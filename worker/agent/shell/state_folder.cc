@@ -99,11 +99,6 @@ uint64_t bytes_of_others(const std::string& folder, uint64_t job) {
   return bytes;
 }
 
-void remove_unfinished_states(const std::string& folder) {
-  for (const uint64_t job : memory::list_jobs(folder))
-    memory::remove_unfinished(folder, job);
-}
-
 bool has_old_states(const std::string& folder) {
   return !old_jobs(folder, /*but=*/0).empty();
 }

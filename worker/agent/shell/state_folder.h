@@ -32,8 +32,6 @@ std::string describe_states(const std::string& folder, uint64_t job,
 bool has_states(const std::string& folder);
 // Bytes of the segments of other jobs.
 uint64_t bytes_of_others(const std::string& folder, uint64_t job);
-// Removes the unfinished states of all jobs. REQUIRES: no rank lives.
-void remove_unfinished_states(const std::string& folder);
 bool has_old_states(const std::string& folder);
 // Touches the job's segments and removes the old ones of other jobs. Returns
 // the number of segments removed.

@@ -6,7 +6,6 @@
 #include <net/if.h>
 #include <signal.h>
 #include <sodium.h>
-#include <sys/stat.h>
 #include <sys/wait.h>
 #include <unistd.h>
 
@@ -14,7 +13,6 @@
 #include <array>
 #include <cctype>
 #include <cstdint>
-#include <cstring>
 #include <fstream>
 #include <set>
 #include <sstream>
@@ -115,7 +113,7 @@ WireGuard::WireGuard(const std::string& folder)
 
 WireGuard::~WireGuard() {
   stop_daemon();
-  (void)run({"ip", "link", "del", interface_}, nullptr);
+  (void)run({"ip", "link", "del", interface_});
   unlink((folder_ + "/wireguard.out").c_str());
   unlink((folder_ + "/wireguard.log").c_str());
 }
@@ -160,9 +158,8 @@ Status WireGuard::run(const std::vector<std::string>& command,
 }
 
 Status WireGuard::make_interface(int port) {
-  (void)run({"ip", "link", "del", interface_}, nullptr);
-  Status made =
-      run({"ip", "link", "add", interface_, "type", "wireguard"}, nullptr);
+  (void)run({"ip", "link", "del", interface_});
+  Status made = run({"ip", "link", "add", interface_, "type", "wireguard"});
   // Two that start at once may collide in the folder of their sockets.
   for (int attempt = 0; !made.ok() && attempt < kAttempts; ++attempt) {
     const Status started = start_daemon();
@@ -174,8 +171,7 @@ Status WireGuard::make_interface(int port) {
   unlink(path.c_str());
   RETURN_IF_ERROR(create_private_file(path, private_key_));
   made = run({"wg", "set", interface_, "listen-port", std::to_string(port),
-              "private-key", path},
-             nullptr);
+              "private-key", path});
   unlink(path.c_str());
   RETURN_IF_ERROR(made);
   std::string listens;
@@ -184,9 +180,8 @@ Status WireGuard::make_interface(int port) {
   RETURN_IF_ERROR(
       run({"ip", "addr", "add",
            fmt::format("{}/{}", tunnel_address(public_key_), kPrefix), "dev",
-           interface_, "nodad"},
-          nullptr));
-  return run({"ip", "link", "set", interface_, "up"}, nullptr);
+           interface_, "nodad"}));
+  return run({"ip", "link", "set", interface_, "up"});
 }
 
 // Starts wireguard-go and waits for its interface.
@@ -198,7 +193,7 @@ Status WireGuard::start_daemon() {
   if (started.pidfd >= 0) close(started.pidfd);
   daemon_ = started.pid;
   for (const int64_t end = monotonic_ms() + kStartMs; monotonic_ms() < end;) {
-    if (run({"wg", "show", interface_}, nullptr).ok()) return ok_status();
+    if (run({"wg", "show", interface_}).ok()) return ok_status();
     if (waitpid(daemon_, nullptr, WNOHANG) != 0) {
       daemon_ = 0;
       break;
@@ -269,7 +264,7 @@ Status WireGuard::set(const std::vector<std::string>& changes) {
   if (changes.empty()) return ok_status();
   std::vector<std::string> command = {"wg", "set", interface_};
   command.insert(command.end(), changes.begin(), changes.end());
-  return run(command, nullptr);
+  return run(command);
 }
 
 void WireGuard::call_again(int64_t now_ms) {

@@ -63,7 +63,8 @@ class WireGuard {
   // One end calls, the other waits: two that call at once can miss each other's
   // answers time and again.
   bool calls(const std::string& tunnel) const { return public_key_ < tunnel; }
-  Status run(const std::vector<std::string>& command, std::string* output);
+  Status run(const std::vector<std::string>& command,
+             std::string* output = nullptr);
 
   std::string folder_;
   std::string interface_;

@@ -184,21 +184,17 @@ Status Worker::claim_name() {
 // ------------------------------------------------------------------- logging
 
 void Worker::open_log() {
-  LogOptions log;
-  log.name = "worker " + options_.name;
-  log.path = options_.log;
-  log.to_stderr = options_.log.empty();
-  log_ = Logger::open(log);
+  log_ = Logger::open({.name = "worker " + options_.name,
+                       .path = options_.log,
+                       .to_stderr = options_.log.empty()});
 }
 
 void Worker::log_to_run(const std::string& run_dir) {
   if (logs_to_run_ || !options_.log.empty() || run_dir.empty()) return;
   logs_to_run_ = true;
-  LogOptions log;
-  log.name = "worker " + options_.name;
-  log.path = rundir::worker_log_path(run_dir, options_.name);
-  log_->info("log_continues", {{"path", log.path}});
-  log_ = Logger::open(log);
+  const std::string path = rundir::worker_log_path(run_dir, options_.name);
+  log_->info("log_continues", {{"path", path}});
+  log_ = Logger::open({.name = "worker " + options_.name, .path = path});
   launcher_->set_logger(log_);
   log_->info("worker_joined_run", {{"worker", options_.name},
                                    {"host", options_.host_name},
@@ -275,22 +271,6 @@ void Worker::feed(Event event) {
   if (exit_code_) loop_.stop(*exit_code_);
 }
 
-void Worker::act(const Spawn& action) {
-  launcher_->spawn(action.assignment, action.state_job);
-}
-
-void Worker::act(const KillRanks& action) {
-  launcher_->kill(action.generation);
-}
-
-void Worker::act(const TearDown& action) {
-  launcher_->tear_down(action.generation);
-}
-
-void Worker::act(const CompleteFence& action) {
-  launcher_->complete_fence(action.generation, action.index, action.blob);
-}
-
 void Worker::act(const MeasureHardware&) {
   hardware_ = Background<HardwareMeasured>::start([] {
     const auto program = program_beside("remesh-measure");
@@ -303,10 +283,6 @@ void Worker::act(const SetRequest& action) {
   log_->info("request", {{"bits", action.bits},
                          {"checkpoint_request", action.checkpoint_request}});
   launcher_->set_request(action.bits, action.checkpoint_request);
-}
-
-void Worker::act(const LogEvent& action) {
-  log_->info(action.event, {{"detail", action.detail}});
 }
 
 void Worker::act(const Exit& action) {
@@ -414,11 +390,6 @@ void Worker::on_tick() {
                                          : static_cast<int>(std::min<int64_t>(
                                                kIdleTickMs, report)));
   if (exit_code_) loop_.stop(*exit_code_);
-}
-
-void Worker::on_signal(int signal) {
-  log_->info("signal", {{"signal", signal}});
-  feed(Terminate{});
 }
 
 int Worker::run() {

@@ -95,7 +95,10 @@ class Worker {
   void on_message();
   void on_directive(const pb::Directive& directive);
   void on_tick();
-  void on_signal(int signal);
+  void on_signal(int signal) {
+    log_->info("signal", {{"signal", signal}});
+    feed(Terminate{});
+  }
   void look_for_coordinator(int64_t now_ms);
   void watch_silence(int64_t now_ms);
   void on_lookup(const RunLookup& lookup, int64_t now_ms);
@@ -106,14 +109,16 @@ class Worker {
   void feed(Event event);
   // One overload for each alternative of Action.
   void act(const Send& action) { send(action.message); }
-  void act(const Spawn& action);
-  void act(const KillRanks& action);
-  void act(const TearDown& action);
+  void act(const Spawn& a) { launcher_->spawn(a.assignment, a.state_job); }
+  void act(const KillRanks& a) { launcher_->kill(a.generation); }
+  void act(const TearDown& a) { launcher_->tear_down(a.generation); }
   void act(const TakeInventory& action);
-  void act(const CompleteFence& action);
+  void act(const CompleteFence& a) {
+    launcher_->complete_fence(a.generation, a.index, a.blob);
+  }
   void act(const MeasureHardware& action);
   void act(const SetRequest& action);
-  void act(const LogEvent& action);
+  void act(const LogEvent& a) { log_->info(a.event, {{"detail", a.detail}}); }
   void act(const Exit& action);
   void refresh_states(int64_t now_ms);
   void look_for_lost_states();

@@ -43,8 +43,6 @@ REMESH_INLINE int64_t first_chunk(const AttentionSegment& s, int64_t i) {
   return first_key(s, i) / kChunk * kChunk;
 }
 
-constexpr float kLog2e = 1.44269504088896341F;
-
 struct Sizes {
   int64_t depth;  // steps (or panels) of head_dim
   int64_t keys;   // panels of keys
@@ -449,10 +447,6 @@ REMESH_INLINE void backward_chunk(const AttentionTask& t, const Sizes& z,
       gemm(b.ds_turned + turned, b.q_along + along, rows - r, true, b.dk + to);
     }
   }
-}
-
-REMESH_INLINE void fill_zero(float* p, int64_t n) {
-  __builtin_memset(p, 0, sizeof(float) * static_cast<size_t>(n));
 }
 
 // Blocks of sums [panel][depth] to rows of one head: written as bf16 or added

@@ -160,28 +160,21 @@ class CpuBackend final : public Backend {
             });
   }
 
-  void attention(Dtype d, const AttentionShape& s, const void* q, const void* k,
-                 const void* v, void* out, float* lse) override {
-    const AttentionTask task{.segment = AttentionSegment::whole(s),
-                             .q = q,
-                             .k = k,
-                             .v = v,
-                             .o = out,
-                             .lse = lse};
-    run_attention(d, task, AttentionUse::kWhole, s.documents, amx_attention,
+  void attention(Dtype d, const AttentionSegment& s, const void* q,
+                 const void* k, const void* v, void* out, float* lse) override {
+    const AttentionTask task{
+        .segment = s, .q = q, .k = k, .v = v, .o = out, .lse = lse};
+    run_attention(d, task, AttentionUse::kWhole, amx_attention,
                   [](auto& ops) { return ops.attention; });
   }
-  void attention_backward(Dtype d, const AttentionShape& s, const void* q,
+  void attention_backward(Dtype d, const AttentionSegment& s, const void* q,
                           const void* k, const void* v, const void* out,
                           const float* lse, const void* dout, void* dq,
                           void* dk, void* dv) override {
-    const AttentionTask task =
-        backward_task({.segment = AttentionSegment::whole(s),
-                       .dq_stride = s.stride,
-                       .dkv_stride = s.stride},
-                      q, k, v, out, lse, dout, dq, dk, dv);
-    run_attention(d, task, AttentionUse::kBackward, s.documents,
-                  amx_attention_backward,
+    const AttentionTask task = backward_task(
+        {.segment = s, .dq_stride = s.q_stride, .dkv_stride = s.kv_stride}, q,
+        k, v, out, lse, dout, dq, dk, dv);
+    run_attention(d, task, AttentionUse::kBackward, amx_attention_backward,
                   [](auto& ops) { return ops.attention_backward; });
   }
   void attention_segment(Dtype d, const AttentionSegment& s, const void* q,
@@ -194,7 +187,7 @@ class CpuBackend final : public Backend {
                              .v = v,
                              .o = out,
                              .lse = lse};
-    run_attention(d, task, AttentionUse::kSegment, {}, amx_attention_segment,
+    run_attention(d, task, AttentionUse::kSegment, amx_attention_segment,
                   [](auto& ops) { return ops.attention_segment; });
   }
   void attention_segment_backward(Dtype d, const AttentionSegment& s,
@@ -207,7 +200,7 @@ class CpuBackend final : public Backend {
                        .dq_stride = s.num_heads * s.head_dim,
                        .dkv_stride = s.num_kv_heads * s.head_dim},
                       q, k, v, out, lse, dout, dq, dk, dv);
-    run_attention(d, task, AttentionUse::kBackward, {},
+    run_attention(d, task, AttentionUse::kBackward,
                   amx_attention_segment_backward,
                   [](auto& ops) { return ops.attention_segment_backward; });
   }
@@ -464,7 +457,6 @@ class CpuBackend final : public Backend {
   // takes from the type's table. One query would leave tiles almost empty.
   template <typename F>
   void run_attention(Dtype d, const AttentionTask& task, AttentionUse use,
-                     std::span<const Document> documents,
                      void (*on_tiles)(const AttentionTask&), const F& choose) {
     const AttentionSegment& s = task.segment;
     void (*run)(const AttentionTask&) = on_tiles;
@@ -475,10 +467,10 @@ class CpuBackend final : public Backend {
       run = d == Dtype::kFp32 ? choose(simd_.fp32) : choose(simd_.bf16);
       floats = simd_.attention_scratch(s, use);
     }
-    if (documents.empty())
+    if (s.documents.empty())
       attention_tasks(task, run, floats);
     else
-      document_tasks(d, task, documents, run, floats);
+      document_tasks(d, task, run, floats);
   }
 
   // The task of one document of a batch.
@@ -509,8 +501,8 @@ class CpuBackend final : public Backend {
 
   // The heads of the documents, divided so that threads have about equal work.
   void document_tasks(Dtype d, const AttentionTask& batch,
-                      std::span<const Document> documents,
                       void (*run)(const AttentionTask&), int64_t floats) {
+    const std::span<const Document> documents = batch.segment.documents;
     const int64_t heads = batch.segment.num_kv_heads;
     const auto work = [](const Document& document) {
       constexpr int64_t kRows = 64;  // whose scores cost as much as the rest

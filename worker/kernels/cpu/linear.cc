@@ -10,15 +10,10 @@ class CpuWeight final : public Weight {
  public:
   CpuWeight(Dtype d, int64_t out, int64_t in, HostBlock forward,
             HostBlock backward, uint64_t bytes)
-      : dtype_(d),
-        out_(out),
-        in_(in),
+      : Weight(d, out, in),
         forward_(std::move(forward)),
         backward_(std::move(backward)),
         bytes_(bytes) {}
-  Dtype dtype() const override { return dtype_; }
-  int64_t out() const override { return out_; }
-  int64_t in() const override { return in_; }
   uint64_t bytes() const override { return bytes_; }
 
   // Packed for AMX both ways, when backward() is set; else (out, in).
@@ -32,8 +27,6 @@ class CpuWeight final : public Weight {
   }
 
  private:
-  Dtype dtype_;
-  int64_t out_, in_;
   HostBlock forward_, backward_;
   uint64_t bytes_;
   const float* master_ = nullptr;
@@ -107,29 +100,17 @@ void CpuLinear::load_weight(Weight& weight, const float* master) const {
 void CpuLinear::forward(const Weight& weight, const void* x, int64_t rows,
                         Dtype out, void* y) {
   const CpuWeight& w = own(weight);
-  if (w.backward() != nullptr) {
-    amx({.m = rows,
-         .n = w.out(),
-         .k = w.in(),
-         .a = static_cast<const Bf16*>(x),
-         .b = w.forward(),
-         .c = y,
-         .out = out},
-        nullptr);
-    return;
-  }
-  if (rows == 1 && w.dtype() == Dtype::kFp32) {
-    matvec(static_cast<const float*>(w.values()), w.out(), w.in(),
-           static_cast<const float*>(x), static_cast<float*>(y));
-    return;
-  }
-  gemm({.m = rows,
-        .n = w.out(),
-        .k = w.in(),
-        .in = w.dtype(),
-        .out = out,
-        .b_transposed = true},
-       x, w.values(), y);
+  const GemmKey key{.m = rows,
+                    .n = w.out(),
+                    .k = w.in(),
+                    .in = w.dtype(),
+                    .out = out,
+                    .b_transposed = true};
+  if (w.backward() != nullptr) return amx(key, x, w.forward(), nullptr, y);
+  if (rows == 1 && w.dtype() == Dtype::kFp32)
+    return matvec(static_cast<const float*>(w.values()), w.out(), w.in(),
+                  static_cast<const float*>(x), static_cast<float*>(y));
+  gemm(key, x, w.values(), y);
 }
 
 // Reads the weight once, as fast as memory allows. A thread takes longer to
@@ -149,49 +130,29 @@ void CpuLinear::matvec(const float* m, int64_t rows, int64_t n, const float* x,
 void CpuLinear::backward_input(const Weight& weight, const void* dy,
                                int64_t rows, Dtype out, bool add, void* dx) {
   const CpuWeight& w = own(weight);
-  if (w.backward() != nullptr) {
-    amx({.m = rows,
-         .n = w.in(),
-         .k = w.out(),
-         .a = static_cast<const Bf16*>(dy),
-         .b = w.backward(),
-         .c = dx,
-         .out = out,
-         .add = add},
-        nullptr);
-    return;
-  }
-  gemm({.m = rows,
-        .n = w.in(),
-        .k = w.out(),
-        .in = w.dtype(),
-        .out = out,
-        .add = add},
-       dy, w.values(), dx);
+  const GemmKey key{.m = rows,
+                    .n = w.in(),
+                    .k = w.out(),
+                    .in = w.dtype(),
+                    .out = out,
+                    .add = add};
+  if (w.backward() != nullptr) return amx(key, dy, w.backward(), nullptr, dx);
+  gemm(key, dy, w.values(), dx);
 }
 
 void CpuLinear::backward_weight(Dtype d, const void* dy, const void* x,
                                 int64_t rows, int64_t out, int64_t in,
                                 float* dw) {
-  if (d == Dtype::kBf16 && bf16_ == Bf16Hardware::kAmx) {
-    amx({.m = out,
-         .n = in,
-         .k = rows,
-         .a = static_cast<const Bf16*>(dy),
-         .a_transposed = true,
-         .c = dw,
-         .add = true},
-        static_cast<const Bf16*>(x));
-    return;
-  }
-  gemm({.m = out,
-        .n = in,
-        .k = rows,
-        .in = d,
-        .out = Dtype::kFp32,
-        .a_transposed = true,
-        .add = true},
-       dy, x, dw);
+  const GemmKey key{.m = out,
+                    .n = in,
+                    .k = rows,
+                    .in = d,
+                    .out = Dtype::kFp32,
+                    .a_transposed = true,
+                    .add = true};
+  if (d == Dtype::kBf16 && bf16_ == Bf16Hardware::kAmx)
+    return amx(key, dy, nullptr, static_cast<const Bf16*>(x), dw);
+  gemm(key, dy, x, dw);
 }
 
 void CpuLinear::gemm(const GemmKey& key, const void* a, const void* b,
@@ -200,17 +161,27 @@ void CpuLinear::gemm(const GemmKey& key, const void* a, const void* b,
   gemm_.run(key, a, b, c);
 }
 
-void CpuLinear::amx(AmxGemm p, const Bf16* columns) {
+void CpuLinear::amx(const GemmKey& key, const void* a, const Bf16* packed,
+                    const Bf16* columns, void* c) {
+  AmxGemm p{.m = key.m,
+            .n = key.n,
+            .k = key.k,
+            .a = static_cast<const Bf16*>(a),
+            .a_transposed = key.a_transposed,
+            .b = packed,
+            .c = c,
+            .out = key.out,
+            .add = key.add};
   const int64_t rows = amx_panels(p.m);
   const int64_t cols = amx_panels(p.n);
   if (p.m == 0 || p.k == 0) return;
   if (columns != nullptr) {
-    auto* packed = static_cast<Bf16*>(columns_.reserve_bytes(
+    auto* const to = static_cast<Bf16*>(columns_.reserve_bytes(
         amx_packed(p.n, p.k) * static_cast<int64_t>(sizeof(Bf16))));
     parallel_ranges(threads_, cols, 1, [&](int64_t p0, int64_t p1, int) {
-      amx_pack_columns(columns, p.k, p.n, p0, p1, packed);
+      amx_pack_columns(columns, p.k, p.n, p0, p1, to);
     });
-    p.b = packed;
+    p.b = to;
   }
   const int64_t each = ceil_div(amx_scratch(p), 64) * 64;
   auto* scratch = static_cast<char*>(scratch_.reserve_bytes(each * threads_));

@@ -16,8 +16,6 @@
 
 namespace remesh::kernels {
 
-struct AmxGemm;
-
 class CpuLinear {
  public:
   CpuLinear(int threads, const SimdOps& simd);
@@ -37,8 +35,10 @@ class CpuLinear {
   void matvec(const float* m, int64_t rows, int64_t n, const float* x,
               float* y) const;
   void gemm(const GemmKey& key, const void* a, const void* b, void* c);
-  // columns: packed first as the second operand, by all threads.
-  void amx(AmxGemm p, const Bf16* columns);
+  // The same on tiles, with the second operand packed, or from `columns`, which
+  // all threads pack first.
+  void amx(const GemmKey& key, const void* a, const Bf16* packed,
+           const Bf16* columns, void* c);
 
   int threads_;
   const SimdOps& simd_;

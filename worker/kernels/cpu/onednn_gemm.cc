@@ -6,7 +6,7 @@
 
 #include "proto/base/check.h"
 #include "worker/kernels/cpu/amx_tiles.h"
-#include "worker/kernels/host_memory.h"
+#include "worker/kernels/cpu/workspace.h"
 
 namespace remesh::kernels {
 namespace {
@@ -30,7 +30,7 @@ struct CompiledGemm {
   dnnl::matmul primitive;
   dnnl::memory a, b, c, scratch;
   std::unordered_map<int, dnnl::memory> arguments;
-  size_t scratch_bytes = 0;
+  int64_t scratch_bytes = 0;
 };
 
 }  // namespace
@@ -39,11 +39,9 @@ struct OnednnGemm::Impl {
   dnnl::engine engine{dnnl::engine::kind::cpu, 0};
   dnnl::stream stream{engine};
   std::map<GemmKey, CompiledGemm> compiled;
-  HostBlock scratch;
-  size_t scratch_bytes = 0;
+  Workspace scratch;
 
   CompiledGemm make(const GemmKey& key) const;
-  void reserve(size_t bytes);
 };
 
 CompiledGemm OnednnGemm::Impl::make(const GemmKey& key) const {
@@ -65,20 +63,12 @@ CompiledGemm OnednnGemm::Impl::make(const GemmKey& key) const {
   p.b = dnnl::memory(pd.weights_desc(), engine, nullptr);
   p.c = dnnl::memory(pd.dst_desc(), engine, nullptr);
   p.scratch = dnnl::memory(pd.scratchpad_desc(), engine, nullptr);
-  p.scratch_bytes = pd.scratchpad_desc().get_size();
+  p.scratch_bytes = static_cast<int64_t>(pd.scratchpad_desc().get_size());
   p.arguments = {{DNNL_ARG_SRC, p.a},
                  {DNNL_ARG_WEIGHTS, p.b},
                  {DNNL_ARG_DST, p.c},
                  {DNNL_ARG_SCRATCHPAD, p.scratch}};
   return p;
-}
-
-void OnednnGemm::Impl::reserve(size_t bytes) {
-  if (bytes <= scratch_bytes) return;
-  scratch.reset();
-  scratch.reset(host_allocate(bytes));
-  CHECK_MSG(scratch != nullptr, "no memory for a GEMM scratchpad");
-  scratch_bytes = bytes;
 }
 
 OnednnGemm::OnednnGemm() : impl_(std::make_unique<Impl>()) {}
@@ -92,12 +82,11 @@ void OnednnGemm::run(const GemmKey& key, const void* a, const void* b,
     if (it == impl_->compiled.end())
       it = impl_->compiled.emplace(key, impl_->make(key)).first;
     CompiledGemm& p = it->second;
-    impl_->reserve(p.scratch_bytes);
     // oneDNN takes all memory as mutable, but only writes C and the scratchpad.
     p.a.set_data_handle(const_cast<void*>(a));
     p.b.set_data_handle(const_cast<void*>(b));
     p.c.set_data_handle(c);
-    p.scratch.set_data_handle(impl_->scratch.get());
+    p.scratch.set_data_handle(impl_->scratch.reserve_bytes(p.scratch_bytes));
     p.primitive.execute(impl_->stream, p.arguments);
     impl_->stream.wait();
   } catch (const dnnl::error& e) {

@@ -74,10 +74,6 @@ __attribute__((noinline)) void gemm_add(int64_t rows, int64_t cols,
     gemm_columns<1>(rows, depth, a, ars, acs, b + j, ldb, c + j, ldc);
 }
 
-REMESH_INLINE void fill_zero(float* p, int64_t n) {
-  __builtin_memset(p, 0, sizeof(float) * static_cast<size_t>(n));
-}
-
 // Rows of one head, as fp32 times `factor`, padded with zeros to `width`
 // columns.
 template <typename T>

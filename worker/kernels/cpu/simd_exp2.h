@@ -9,6 +9,8 @@
 namespace remesh::kernels {
 namespace {
 
+constexpr float kLog2e = 1.44269504088896341F;
+
 // To about 2e-6 relative. Large arguments overflow; below -126, 2^-126; NaN
 // stays.
 REMESH_INLINE __m512 exp2_512(__m512 x) {

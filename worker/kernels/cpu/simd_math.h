@@ -109,6 +109,10 @@ REMESH_INLINE void add_scaled_rows(int64_t rows, int64_t n, const T* m,
 
 // --- attention ---
 
+REMESH_INLINE void fill_zero(float* p, int64_t n) {
+  __builtin_memset(p, 0, sizeof(float) * static_cast<size_t>(n));
+}
+
 // How many keys of a block query i sees; may be none.
 REMESH_INLINE int64_t visible_keys(const AttentionSegment& s, int64_t i) {
   const int64_t n = s.q0 + i - s.k0 + 1;

@@ -11,8 +11,6 @@
 namespace remesh::kernels {
 namespace {
 
-constexpr float kLog2e = 1.44269504088896341F;
-
 // 32 elements; missing ones are `rest`.
 struct Pair {
   __m512 even, odd;

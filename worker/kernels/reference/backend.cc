@@ -34,25 +34,18 @@ double sigmoid(double x) { return 1.0 / (1.0 + std::exp(-x)); }
 class ReferenceWeight final : public Weight {
  public:
   ReferenceWeight(Dtype d, int64_t out, int64_t in)
-      : dtype_(d),
-        out_(out),
-        in_(in),
+      : Weight(d, out, in),
         values_(static_cast<size_t>(out * in) * dtype_size(d)) {}
-  Dtype dtype() const override { return dtype_; }
-  int64_t out() const override { return out_; }
-  int64_t in() const override { return in_; }
   uint64_t bytes() const override { return values_.size(); }
   void load(const float* master) {
-    for (int64_t i = 0; i < out_ * in_; ++i)
-      set(dtype_, values_.data(), i, master[i]);
+    for (int64_t i = 0; i < out() * in(); ++i)
+      set(dtype(), values_.data(), i, master[i]);
   }
   double w(int64_t o, int64_t i) const {
-    return at(dtype_, values_.data(), o * in_ + i);
+    return at(dtype(), values_.data(), o * in() + i);
   }
 
  private:
-  Dtype dtype_;
-  int64_t out_, in_;
   std::vector<std::byte> values_;
 };
 
@@ -89,8 +82,12 @@ class ReferenceBackend final : public Backend {
               void* y) override {
     const ReferenceWeight& w = own(weight);
     for (int64_t i = 0; i < rows; ++i)
-      for (int64_t o = 0; o < w.out(); ++o)
-        set(out, y, i * w.out() + o, output(w, x, i, o));
+      for (int64_t o = 0; o < w.out(); ++o) {
+        double sum = 0;
+        for (int64_t k = 0; k < w.in(); ++k)
+          sum += at(w.dtype(), x, i * w.in() + k) * w.w(o, k);
+        set(out, y, i * w.out() + o, sum);
+      }
   }
 
   void linear_backward_input(const Weight& weight, const void* dy, int64_t rows,
@@ -99,8 +96,10 @@ class ReferenceBackend final : public Backend {
     for (int64_t i = 0; i < rows; ++i)
       for (int64_t k = 0; k < w.in(); ++k) {
         const int64_t e = i * w.in() + k;
-        set(out, dx, e,
-            (add ? at(out, dx, e) : 0.0) + input_gradient(w, dy, i, k));
+        double sum = 0;
+        for (int64_t o = 0; o < w.out(); ++o)
+          sum += at(w.dtype(), dy, i * w.out() + o) * w.w(o, k);
+        set(out, dx, e, (add ? at(out, dx, e) : 0.0) + sum);
       }
   }
 
@@ -227,34 +226,63 @@ class ReferenceBackend final : public Backend {
         }
   }
 
-  void attention(Dtype d, const AttentionShape& s, const void* q, const void* k,
-                 const void* v, void* out, float* lse) override {
-    const int64_t elements = s.B * s.T * s.num_heads * s.head_dim;
+  void attention(Dtype d, const AttentionSegment& s, const void* q,
+                 const void* k, const void* v, void* out, float* lse) override {
+    const int64_t elements = s.B * s.Tq * s.num_heads * s.head_dim;
     std::vector<float> rows(static_cast<size_t>(elements));
-    add_attention(d, AttentionSegment::whole(s), document_starts(s), q, k, v,
-                  /*first=*/true, rows.data(), lse);
+    attention_segment(d, s, q, k, v, /*first=*/true, rows.data(), lse);
     convert(elements, Dtype::kFp32, rows.data(), d, out);
   }
 
-  void attention_backward(Dtype d, const AttentionShape& s, const void* q,
+  void attention_backward(Dtype d, const AttentionSegment& s, const void* q,
                           const void* k, const void* v, const void* out,
                           const float* lse, const void* dout, void* dq,
                           void* dk, void* dv) override {
-    const auto tokens = static_cast<size_t>(s.B * s.T * s.head_dim);
+    const auto tokens = static_cast<size_t>(s.B * s.Tq * s.head_dim);
     std::vector<double> gq(tokens * static_cast<size_t>(s.num_heads));
     std::vector<double> gk(tokens * static_cast<size_t>(s.num_kv_heads));
     std::vector<double> gv(gk.size());
-    add_gradients(d, AttentionSegment::whole(s), document_starts(s), q, k, v,
-                  out, lse, dout, gq.data(), gk.data(), gv.data());
-    store_heads(d, s, s.num_heads, gq, dq);
-    store_heads(d, s, s.num_kv_heads, gk, dk);
-    store_heads(d, s, s.num_kv_heads, gv, dv);
+    add_gradients(d, s, q, k, v, out, lse, dout, gq.data(), gk.data(),
+                  gv.data());
+    store_rows(d, s.num_heads * s.head_dim, gq, s.q_stride, dq);
+    store_rows(d, s.num_kv_heads * s.head_dim, gk, s.kv_stride, dk);
+    store_rows(d, s.num_kv_heads * s.head_dim, gv, s.kv_stride, dv);
   }
 
   void attention_segment(Dtype d, const AttentionSegment& s, const void* q,
                          const void* k, const void* v, bool first, float* out,
                          float* lse) override {
-    add_attention(d, s, {}, q, k, v, first, out, lse);
+    for_each_segment_row(s, [&](const SegmentRow& r) {
+      float& row_lse = lse[r.lse];
+      float* row = out + r.out;
+      if (first) {
+        row_lse = -INFINITY;
+        std::fill_n(row, s.head_dim, 0.0F);
+      }
+      if (r.visible <= r.from) return;
+      std::vector<double> p(static_cast<size_t>(r.visible));
+      double top = -INFINITY;
+      for (int64_t u = r.from; u < r.visible; ++u)
+        top = std::max(
+            top, p[static_cast<size_t>(u)] = segment_score(d, s, q, k, r, u));
+      double sum = 0;
+      for (int64_t u = r.from; u < r.visible; ++u) {
+        double& e = p[static_cast<size_t>(u)];
+        sum += e = std::exp(e - top);
+      }
+      const double block = top + std::log(sum);
+      const double most = std::max(block, static_cast<double>(row_lse));
+      const double both =
+          most + std::log(std::exp(block - most) + std::exp(row_lse - most));
+      for (int64_t j = 0; j < s.head_dim; ++j) {
+        double o = 0;
+        for (int64_t u = r.from; u < r.visible; ++u)
+          o += p[static_cast<size_t>(u)] * at(d, v, r.key(s, u) + j);
+        row[j] = static_cast<float>(row[j] * std::exp(row_lse - both) +
+                                    o / sum * std::exp(block - both));
+      }
+      row_lse = static_cast<float>(both);
+    });
   }
 
   void attention_segment_backward(Dtype d, const AttentionSegment& s,
@@ -262,7 +290,7 @@ class ReferenceBackend final : public Backend {
                                   const void* out, const float* lse,
                                   const void* dout, float* dq, float* dk,
                                   float* dv) override {
-    add_gradients(d, s, {}, q, k, v, out, lse, dout, dq, dk, dv);
+    add_gradients(d, s, q, k, v, out, lse, dout, dq, dk, dv);
   }
 
   void swiglu(Dtype d, const void* gu, int64_t rows, int64_t dim,
@@ -419,22 +447,6 @@ class ReferenceBackend final : public Backend {
         f(n * s.num_heads + h, n * s.x_stride + h * s.head_dim,
           n * s.y_stride + h * s.head_dim);
   }
-  static double output(const ReferenceWeight& w, const void* x, int64_t i,
-                       int64_t o) {
-    double sum = 0;
-    for (int64_t k = 0; k < w.in(); ++k)
-      sum += at(w.dtype(), x, i * w.in() + k) * w.w(o, k);
-    return sum;
-  }
-
-  static double input_gradient(const ReferenceWeight& w, const void* dy,
-                               int64_t i, int64_t k) {
-    double sum = 0;
-    for (int64_t o = 0; o < w.out(); ++o)
-      sum += at(w.dtype(), dy, i * w.out() + o) * w.w(o, k);
-    return sum;
-  }
-
   // One query of one head in a block of attention: where its elements lie and
   // which keys it sees, [from, visible).
   struct SegmentRow {
@@ -448,20 +460,14 @@ class ReferenceBackend final : public Backend {
       return ((b * s.kv_batch + u) * s.num_kv_heads + g) * s.head_dim;
     }
   };
-  // By token, where its document begins in its sequence; empty without
-  // documents.
-  static std::vector<int64_t> document_starts(const AttentionShape& s) {
-    std::vector<int64_t> out;
-    for (const Document& d : s.documents)
-      out.insert(out.end(), static_cast<size_t>(d.tokens), d.first % s.T);
-    CHECK(out.empty() || static_cast<int64_t>(out.size()) == s.B * s.T);
-    return out;
-  }
-  // starts: from where a token sees its sequence; empty: all of it.
   template <typename F>
-  static void for_each_segment_row(const AttentionSegment& s,
-                                   const std::vector<int64_t>& starts,
-                                   const F& f) {
+  static void for_each_segment_row(const AttentionSegment& s, const F& f) {
+    // By token, where its document begins in its sequence.
+    std::vector<int64_t> starts;
+    for (const Document& d : s.documents)
+      starts.insert(starts.end(), static_cast<size_t>(d.tokens),
+                    d.first % s.Tq);
+    CHECK(starts.empty() || static_cast<int64_t>(starts.size()) == s.B * s.Tq);
     for (int64_t b = 0; b < s.B; ++b)
       for (int64_t h = 0; h < s.num_heads; ++h)
         for (int64_t i = 0; i < s.Tq; ++i) {
@@ -486,51 +492,13 @@ class ReferenceBackend final : public Backend {
     return sum / std::sqrt(static_cast<double>(s.head_dim));
   }
 
-  static void add_attention(Dtype d, const AttentionSegment& s,
-                            const std::vector<int64_t>& starts, const void* q,
-                            const void* k, const void* v, bool first,
-                            float* out, float* lse) {
-    for_each_segment_row(s, starts, [&](const SegmentRow& r) {
-      float& row_lse = lse[r.lse];
-      float* row = out + r.out;
-      if (first) {
-        row_lse = -INFINITY;
-        std::fill_n(row, s.head_dim, 0.0F);
-      }
-      if (r.visible <= r.from) return;
-      std::vector<double> p(static_cast<size_t>(r.visible));
-      double top = -INFINITY;
-      for (int64_t u = r.from; u < r.visible; ++u)
-        top = std::max(
-            top, p[static_cast<size_t>(u)] = segment_score(d, s, q, k, r, u));
-      double sum = 0;
-      for (int64_t u = r.from; u < r.visible; ++u) {
-        double& e = p[static_cast<size_t>(u)];
-        sum += e = std::exp(e - top);
-      }
-      const double block = top + std::log(sum);
-      const double most = std::max(block, static_cast<double>(row_lse));
-      const double both =
-          most + std::log(std::exp(block - most) + std::exp(row_lse - most));
-      for (int64_t j = 0; j < s.head_dim; ++j) {
-        double o = 0;
-        for (int64_t u = r.from; u < r.visible; ++u)
-          o += p[static_cast<size_t>(u)] * at(d, v, r.key(s, u) + j);
-        row[j] = static_cast<float>(row[j] * std::exp(row_lse - both) +
-                                    o / sum * std::exp(block - both));
-      }
-      row_lse = static_cast<float>(both);
-    });
-  }
-
   template <typename T>
-  static void add_gradients(Dtype d, const AttentionSegment& s,
-                            const std::vector<int64_t>& starts, const void* q,
+  static void add_gradients(Dtype d, const AttentionSegment& s, const void* q,
                             const void* k, const void* v, const void* out,
                             const float* lse, const void* dout, T* dq, T* dk,
                             T* dv) {
     const double factor = 1.0 / std::sqrt(static_cast<double>(s.head_dim));
-    for_each_segment_row(s, starts, [&](const SegmentRow& r) {
+    for_each_segment_row(s, [&](const SegmentRow& r) {
       double delta = 0;
       for (int64_t j = 0; j < s.head_dim; ++j)
         delta += at(d, out, r.out + j) * at(d, dout, r.out + j);
@@ -551,13 +519,14 @@ class ReferenceBackend final : public Backend {
     });
   }
 
-  // From `heads` heads a token to the stride of s.
-  static void store_heads(Dtype d, const AttentionShape& s, int64_t heads,
-                          const std::vector<double>& from, void* to) {
-    const int64_t width = heads * s.head_dim;
-    for (int64_t n = 0; n < s.B * s.T; ++n)
-      for (int64_t j = 0; j < width; ++j)
-        set(d, to, n * s.stride + j, from[static_cast<size_t>(n * width + j)]);
+  // From dense rows of `width` elements to rows `stride` elements apart.
+  static void store_rows(Dtype d, int64_t width,
+                         const std::vector<double>& from, int64_t stride,
+                         void* to) {
+    for (size_t i = 0; i < from.size(); ++i) {
+      const auto e = static_cast<int64_t>(i);
+      set(d, to, e / width * stride + e % width, from[i]);
+    }
   }
 };
 

@@ -12,43 +12,39 @@ constexpr int kKeysTag = 1, kGradientsTag = 2;
 
 }  // namespace
 
-kernels::AttentionShape Attention::shape(const Rows& rows) const {
+kernels::AttentionSegment Attention::whole(const Rows& rows) const {
   return {.B = rows.B,
-          .T = rows.T,
+          .Tq = rows.T,
+          .Tk = rows.T,
           .num_heads = sizes_.heads,
           .num_kv_heads = sizes_.kv_heads,
           .head_dim = sizes_.head_dim,
-          .stride = sizes_.qkv_dim(),
+          .q_stride = sizes_.qkv_dim(),
+          .kv_stride = sizes_.qkv_dim(),
+          .q_batch = rows.T,
+          .kv_batch = rows.T,
+          .lse_T = rows.T,
           .window = window_,
           .documents = rows.documents};
 }
 
 void Attention::forward(const Rows& rows, const BlockParts& a,
                         const Scratch& scratch) {
-  if (comm_ != nullptr) {
-    ring_forward(rows, a, scratch);
-    return;
-  }
-  if (cache_.kv != nullptr) {
-    extend(rows, a, scratch);
-    return;
-  }
+  if (comm_ != nullptr) return ring_forward(rows, a, scratch);
+  if (cache_.kv != nullptr) return extend(rows, a, scratch);
   const int64_t k0 = sizes_.q_dim();
   const int64_t v0 = k0 + sizes_.kv_dim();
-  backend_.attention(d_, shape(rows), a[kQkv], element(a[kQkv], d_, k0),
+  backend_.attention(d_, whole(rows), a[kQkv], element(a[kQkv], d_, k0),
                      element(a[kQkv], d_, v0), a[kO], a.f(kLse));
 }
 
 void Attention::backward(const Rows& rows, const BlockParts& a,
                          const Scratch& scratch) {
-  if (comm_ != nullptr) {
-    ring_backward(rows, a, scratch);
-    return;
-  }
+  if (comm_ != nullptr) return ring_backward(rows, a, scratch);
   const int64_t k0 = sizes_.q_dim();
   const int64_t v0 = k0 + sizes_.kv_dim();
   backend_.attention_backward(
-      d_, shape(rows), a[kQkv], element(a[kQkv], d_, k0),
+      d_, whole(rows), a[kQkv], element(a[kQkv], d_, k0),
       element(a[kQkv], d_, v0), a[kO], a.f(kLse), scratch.dattention, a[kDqkv],
       element(a[kDqkv], d_, k0), element(a[kDqkv], d_, v0));
 }
@@ -66,22 +62,13 @@ void Attention::extend(const Rows& rows, const BlockParts& a,
       rows.T, columns, d_, element(a[kQkv], d_, q), sizes_.qkv_dim(), d_,
       element(cache_.kv, d_, cache_.length * columns), columns);
   void* const k = element(cache_.kv, d_, first * columns);
-  backend_.attention_segment(d_,
-                             {.B = 1,
-                              .Tq = rows.T,
-                              .Tk = end - first,
-                              .num_heads = sizes_.heads,
-                              .num_kv_heads = sizes_.kv_heads,
-                              .head_dim = sizes_.head_dim,
-                              .q_stride = sizes_.qkv_dim(),
-                              .kv_stride = columns,
-                              .q_batch = rows.T,
-                              .kv_batch = end - first,
-                              .lse_T = rows.T,
-                              .q0 = cache_.length,
-                              .k0 = first,
-                              .window = window_},
-                             a[kQkv], k, element(k, d_, sizes_.kv_dim()),
+  kernels::AttentionSegment s = whole(rows);
+  s.Tk = s.kv_batch = end - first;
+  s.kv_stride = columns;
+  s.q0 = cache_.length;
+  s.k0 = first;
+  s.documents = {};
+  backend_.attention_segment(d_, s, a[kQkv], k, element(k, d_, sizes_.kv_dim()),
                              /*first=*/true, out, a.f(kLse));
   if (d_ != Dtype::kFp32)
     backend_.convert(rows.T * q, Dtype::kFp32, out, d_, a[kO]);
@@ -102,20 +89,13 @@ std::vector<Attention::Pair> Attention::pairs(const Rows& rows,
       const int64_t k0 = theirs[j] * piece;
       if (k0 > q0) continue;  // all of it in the future
       if (window_ > 0 && q0 - (k0 + piece - 1) >= window_) continue;
-      const Pair pair = {.segment = {.B = rows.B,
-                                     .Tq = piece,
-                                     .Tk = piece,
-                                     .num_heads = sizes_.heads,
-                                     .num_kv_heads = sizes_.kv_heads,
-                                     .head_dim = sizes_.head_dim,
-                                     .q_stride = sizes_.qkv_dim(),
-                                     .kv_stride = 2 * sizes_.kv_dim(),
-                                     .q_batch = rows.T,
-                                     .kv_batch = rows.T,
-                                     .lse_T = rows.T,
-                                     .q0 = q0,
-                                     .k0 = k0,
-                                     .window = window_},
+      kernels::AttentionSegment s = whole(rows);
+      s.Tq = s.Tk = piece;
+      s.kv_stride = 2 * sizes_.kv_dim();
+      s.q0 = q0;
+      s.k0 = k0;
+      s.documents = {};
+      const Pair pair = {.segment = s,
                          .q_token = i * piece,
                          .k_token = j * piece,
                          .lse = i * piece,
@@ -163,11 +143,6 @@ comm::RequestPtr Attention::receive(void* data, size_t bytes, int tag) {
   return comm_->start_recv({static_cast<std::byte*>(data), bytes},
                            (comm_->rank() + comm_->size() - 1) % comm_->size(),
                            tag);
-}
-
-size_t Attention::kv_bytes(const Rows& rows, Dtype d) const {
-  return static_cast<size_t>(rows.N * 2 * sizes_.kv_dim()) *
-         kernels::dtype_size(d);
 }
 
 void Attention::pack(const Rows& rows, const BlockParts& a, void* kv) {

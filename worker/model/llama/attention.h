@@ -63,9 +63,13 @@ class Attention {
   // Appends a pair's documents.
   void add_documents(const Rows& rows, const Pair& pair,
                      std::vector<Pair>* out) const;
-  size_t kv_bytes(const Rows& rows, kernels::Dtype d) const;
+  size_t kv_bytes(const Rows& rows, kernels::Dtype d) const {
+    return static_cast<size_t>(rows.N * 2 * sizes_.kv_dim()) *
+           kernels::dtype_size(d);
+  }
 
-  kernels::AttentionShape shape(const Rows& rows) const;
+  // All of the rows' sequences, with the keys where a[kQkv] has them.
+  kernels::AttentionSegment whole(const Rows& rows) const;
   void extend(const Rows& rows, const BlockParts& a, const Scratch& scratch);
   void ring_forward(const Rows& rows, const BlockParts& a,
                     const Scratch& scratch);

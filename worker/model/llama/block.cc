@@ -10,15 +10,6 @@ using geometry::Role;
 using geometry::ShardTable;
 using kernels::element;
 
-bool BlockWeights::ok() const {
-  return qkv != nullptr && o != nullptr && gate_up != nullptr &&
-         down != nullptr;
-}
-
-uint64_t BlockWeights::bytes() const {
-  return qkv->bytes() + o->bytes() + gate_up->bytes() + down->bytes();
-}
-
 Block::Block(const ShardTable& shard, int64_t layer, const Sizes& sizes,
              kernels::Dtype d, kernels::Backend& backend,
              const TensorGroup& group, Attention& attention,
@@ -68,12 +59,10 @@ Block::Block(const ShardTable& shard, int64_t layer, const Sizes& sizes,
 
 BlockWeights Block::make_weights() const {
   const Sizes& s = sizes_;
-  BlockWeights w;
-  w.qkv = backend_.make_weight(d_, s.qkv_dim(), s.dim);
-  w.o = backend_.make_weight(d_, s.dim, s.q_dim());
-  w.gate_up = backend_.make_weight(d_, 2 * s.hidden, s.dim);
-  w.down = backend_.make_weight(d_, s.dim, s.hidden);
-  return w;
+  return {.qkv = backend_.make_weight(d_, s.qkv_dim(), s.dim),
+          .o = backend_.make_weight(d_, s.dim, s.q_dim()),
+          .gate_up = backend_.make_weight(d_, 2 * s.hidden, s.dim),
+          .down = backend_.make_weight(d_, s.dim, s.hidden)};
 }
 
 void Block::load(int unit, std::span<const float> weights,

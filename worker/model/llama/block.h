@@ -31,8 +31,13 @@ struct BlockWeights {
   const float* heads = nullptr;  // (2, head_dim) norms of q and k, or none
   int unit = -1;                 // loaded; -1: none
 
-  bool ok() const;
-  uint64_t bytes() const;
+  bool ok() const {
+    return qkv != nullptr && o != nullptr && gate_up != nullptr &&
+           down != nullptr;
+  }
+  uint64_t bytes() const {
+    return qkv->bytes() + o->bytes() + gate_up->bytes() + down->bytes();
+  }
 };
 
 // Gradient of the residual stream at one point of the model.

@@ -198,10 +198,6 @@ BlockParts overlay(const BlockParts& own, const BlockParts& shared) {
   return out;
 }
 
-Recompute effective(Recompute r, bool split_backward) {
-  return split_backward && r == Recompute::kSelective ? Recompute::kNone : r;
-}
-
 StageShape shape_of(const ShardTable& shard, const StageOptions& o) {
   const int64_t layers = shard.last_layer(o.chunk) - shard.first_layer(o.chunk);
   StageShape s{o, sizes_of(shard, o.chunk)};
@@ -209,7 +205,11 @@ StageShape shape_of(const ShardTable& shard, const StageOptions& o) {
   s.has_embedding = shard.has_embedding(o.chunk);
   s.has_head = shard.has_head(o.chunk);
   s.recompute.resize(static_cast<size_t>(layers), Recompute::kNone);
-  for (Recompute& r : s.recompute) r = effective(r, o.split_backward);
+  // What a split backward keeps for the weight gradients need not be
+  // recomputed.
+  if (o.split_backward)
+    std::replace(s.recompute.begin(), s.recompute.end(), Recompute::kSelective,
+                 Recompute::kNone);
   return s;
 }
 

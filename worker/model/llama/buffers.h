@@ -125,10 +125,6 @@ StageShape shape_of(const geometry::ShardTable& shard,
 // cache.
 inline constexpr int64_t kPieceColumns = 4096;
 
-// The setting that takes effect: what a split backward keeps for the weight
-// gradients need not be recomputed.
-Recompute effective(Recompute r, bool split_backward);
-
 // `slots` gets what grows with the number of microbatches in flight.
 StageBuffers make_buffers(const StageShape& shape, Pool& slots, Pool& buffers);
 

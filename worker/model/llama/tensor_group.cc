@@ -7,10 +7,6 @@ size_t count(int64_t n) { return static_cast<size_t>(n); }
 
 }  // namespace
 
-void* TensorGroup::own(const Rows& rows, kernels::Dtype d, void* all) const {
-  return kernels::element(all, d, sizes_.tp_index * rows.n * sizes_.dim);
-}
-
 comm::RequestPtr TensorGroup::start_gather(const Rows& rows, kernels::Dtype d,
                                            void* all) const {
   if (comm_ == nullptr || all == nullptr) return nullptr;

@@ -20,7 +20,9 @@ class TensorGroup {
       : sizes_(sizes), backend_(backend), comm_(comm) {}
 
   // The own part of a matrix of P rows of `dim`.
-  void* own(const Rows& rows, kernels::Dtype d, void* all) const;
+  void* own(const Rows& rows, kernels::Dtype d, void* all) const {
+    return kernels::element(all, d, sizes_.tp_index * rows.n * sizes_.dim);
+  }
   // Starts to complete a matrix whose own part is ready. It must stay until the
   // request is done; nullptr when nothing is to be done or `all` is nullptr.
   comm::RequestPtr start_gather(const Rows& rows, kernels::Dtype d,

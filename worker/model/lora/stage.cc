@@ -67,12 +67,75 @@ class LoraStage final : public Stage {
         scale_(shard.table().config().lora.scale()),
         backend_(backend),
         pool_(backend) {}
-  Status init();
+  Status init() {
+    CHECK(static_cast<int64_t>(values_.size()) == base_.num_elements());
+    for (size_t u = 0; u < shard_.units().size(); ++u) {
+      const Unit& unit = shard_.units()[u];
+      if (unit.chunk != o_.chunk) continue;
+      layers_.emplace_back();
+      RETURN_IF_ERROR(make_layer(unit, static_cast<int>(u), layers_.back()));
+    }
+    int64_t largest = 0, rows = 0, targets = 0;
+    for (const Layer& l : layers_) {
+      const Unit& unit = base_.units()[static_cast<size_t>(l.base_unit)];
+      largest = std::max(largest, unit.numel());
+      int64_t of_layer = 0;
+      for (const Target& t : l.targets) {
+        rows = std::max(rows, t.rows);
+        of_layer += t.numel();
+      }
+      targets = std::max(targets, of_layer);
+    }
+    gradient_ = pool_.floats(largest);
+    product_ = pool_.floats(rows * rank_);
+    if (o_.dtype != Dtype::kFp32) {
+      float* const shared = pool_.floats(targets);
+      for (Layer& l : layers_) {
+        float* at = shared;
+        for (Target& t : l.targets) {
+          t.original = at;
+          if (at != nullptr) at += t.numel();
+        }
+      }
+    }
+    RETURN_IF_ERROR(pool_.status());
+    StageOptions inner = o_;
+    inner.trained = roles_of(shard_);
+    inner.base = {};
+    ASSIGN_OR_RETURN(inner_, Stage::create(base_, inner, backend_));
+    return ok_status();
+  }
 
   int64_t stream_rows(int64_t B, int64_t T) const override {
     return inner_->stream_rows(B, T);
   }
-  void load_unit(int unit, std::span<const float> weights) override;
+  void load_unit(int unit, std::span<const float> weights) override {
+    load_base();
+    const auto layer =
+        std::find_if(layers_.begin(), layers_.end(),
+                     [&](const Layer& l) { return l.unit == unit; });
+    CHECK(layer != layers_.end());
+    for (const Target& t : layer->targets) {
+      backend_.copy(t.a, weights.data() + t.a_at, bytes(rank_ * t.cols));
+      backend_.copy(t.b, weights.data() + t.b_at, bytes(rank_ * t.rows));
+      backend_.scale(rank_ * t.rows, scale_, t.b);
+      backend_.load_weight(*t.a_weight, t.a);
+      float* const w = layer->base + t.at;
+      if (o_.dtype == Dtype::kFp32)
+        backend_.copy(w, t.original, bytes(t.numel()));
+      else
+        backend_.copy(t.original, w, bytes(t.numel()));
+      backend_.linear_backward_input(*t.a_weight, t.b, t.rows, Dtype::kFp32,
+                                     /*add=*/true, w);
+    }
+    const Unit& base = base_.units()[static_cast<size_t>(layer->base_unit)];
+    inner_->load_unit(layer->base_unit,
+                      {layer->base, static_cast<size_t>(base.numel())});
+    if (o_.dtype == Dtype::kFp32) return;
+    for (const Target& t : layer->targets)
+      backend_.copy(layer->base + t.at, t.original, bytes(t.numel()));
+  }
+
   double forward(int slot, const MicroBatch& mb, const float* x_in,
                  UnitHooks& hooks) override {
     Hooks own(*this, hooks);
@@ -135,13 +198,82 @@ class LoraStage final : public Stage {
     UnitHooks& outer_;
   };
 
-  Layer* find(int base_unit);
-  Status make_layer(const Unit& unit, int index, Layer& layer);
-  Status make_target(size_t a, const Unit& unit, Target& t);
-  void load_base();
-  void merge(const Target& t, float* w);
-  float* clear_gradient(int base_unit);
-  void add_gradients(const Layer& layer, float* grads);
+  Layer* find(int base_unit) {
+    const auto at =
+        std::find_if(layers_.begin(), layers_.end(),
+                     [&](const Layer& l) { return l.base_unit == base_unit; });
+    return at == layers_.end() ? nullptr : &*at;
+  }
+
+  Status make_layer(const Unit& unit, int index, Layer& layer) {
+    CHECK(unit.kind == UnitKind::kBlock);
+    layer.unit = index;
+    layer.base_unit = base_.find_unit(UnitKind::kBlock, unit.chunk, unit.layer);
+    CHECK(layer.base_unit >= 0);
+    layer.base = values_.data() +
+                 base_.units()[static_cast<size_t>(layer.base_unit)].begin;
+    for (size_t a = unit.first; a < unit.last; a += 2) {
+      layer.targets.emplace_back();
+      RETURN_IF_ERROR(make_target(a, unit, layer.targets.back()));
+    }
+    return ok_status();
+  }
+
+  // The adapter's A is parameter `a` of the shard table, its B the next.
+  Status make_target(size_t a, const Unit& unit, Target& t) {
+    const geometry::ParamSpec& spec = shard_.spec(a);
+    const int found = base_.find(spec.role, spec.layer);
+    CHECK(found >= 0);
+    const geometry::ShardParam& w = base_[static_cast<size_t>(found)];
+    t = {.rows = w.rect.rows,
+         .cols = w.rect.cols,
+         .at = w.offset - base_.units()[static_cast<size_t>(w.unit)].begin,
+         .a_at = shard_[a].offset - unit.begin,
+         .b_at = shard_[a + 1].offset - unit.begin,
+         .a_weight = backend_.make_weight(Dtype::kFp32, rank_, w.rect.cols),
+         .a = pool_.floats(rank_ * w.rect.cols),
+         .b = pool_.floats(rank_ * w.rect.rows)};
+    CHECK(shard_[a].rect.cols == t.cols && shard_[a + 1].rect.rows == t.rows);
+    if (o_.dtype == Dtype::kFp32) t.original = pool_.floats(t.numel());
+    return t.a_weight != nullptr ? ok_status()
+                                 : exhausted("no memory for adapters");
+  }
+
+  // At the first use: what has no adapters stays loaded.
+  void load_base() {
+    if (base_loaded_) return;
+    base_loaded_ = true;
+    for (size_t u = 0; u < base_.units().size(); ++u) {
+      const Unit& unit = base_.units()[u];
+      if (unit.chunk == o_.chunk && find(static_cast<int>(u)) == nullptr)
+        inner_->load_unit(static_cast<int>(u),
+                          values_.subspan(static_cast<size_t>(unit.begin),
+                                          static_cast<size_t>(unit.numel())));
+    }
+    if (o_.dtype != Dtype::kFp32) return;
+    for (const Layer& l : layers_)
+      for (const Target& t : l.targets)
+        backend_.copy(t.original, l.base + t.at, bytes(t.numel()));
+  }
+
+  float* clear_gradient(int base_unit) {
+    const Unit& unit = base_.units()[static_cast<size_t>(base_unit)];
+    CHECK(unit.kind == UnitKind::kBlock);
+    backend_.zero(gradient_, bytes(unit.numel()));
+    return gradient_;
+  }
+
+  // From gradient_. b has the factor s already.
+  void add_gradients(const Layer& layer, float* grads) {
+    for (const Target& t : layer.targets) {
+      const float* const g = gradient_ + t.at;
+      backend_.linear_backward_weight(Dtype::kFp32, t.b, g, t.rows, rank_,
+                                      t.cols, grads + t.a_at);
+      backend_.linear(*t.a_weight, g, t.rows, Dtype::kFp32, product_);
+      backend_.accumulate(t.rows * rank_, scale_, product_, grads + t.b_at);
+    }
+  }
+
   static size_t bytes(int64_t floats) {
     return static_cast<size_t>(floats) * sizeof(float);
   }
@@ -160,151 +292,6 @@ class LoraStage final : public Stage {
   std::unique_ptr<Stage> inner_;
   bool base_loaded_ = false;
 };
-
-// The adapter's A is parameter `a` of the shard table, its B the next.
-Status LoraStage::make_target(size_t a, const Unit& unit, Target& t) {
-  const geometry::ParamSpec& spec = shard_.spec(a);
-  const int found = base_.find(spec.role, spec.layer);
-  CHECK(found >= 0);
-  const geometry::ShardParam& w = base_[static_cast<size_t>(found)];
-  t = {.rows = w.rect.rows,
-       .cols = w.rect.cols,
-       .at = w.offset - base_.units()[static_cast<size_t>(w.unit)].begin,
-       .a_at = shard_[a].offset - unit.begin,
-       .b_at = shard_[a + 1].offset - unit.begin,
-       .a_weight = backend_.make_weight(Dtype::kFp32, rank_, w.rect.cols),
-       .a = pool_.floats(rank_ * w.rect.cols),
-       .b = pool_.floats(rank_ * w.rect.rows)};
-  CHECK(shard_[a].rect.cols == t.cols && shard_[a + 1].rect.rows == t.rows);
-  if (o_.dtype == Dtype::kFp32) t.original = pool_.floats(t.numel());
-  return t.a_weight != nullptr ? ok_status()
-                               : exhausted("no memory for adapters");
-}
-
-Status LoraStage::make_layer(const Unit& unit, int index, Layer& layer) {
-  CHECK(unit.kind == UnitKind::kBlock);
-  layer.unit = index;
-  layer.base_unit = base_.find_unit(UnitKind::kBlock, unit.chunk, unit.layer);
-  CHECK(layer.base_unit >= 0);
-  layer.base = values_.data() +
-               base_.units()[static_cast<size_t>(layer.base_unit)].begin;
-  for (size_t a = unit.first; a < unit.last; a += 2) {
-    layer.targets.emplace_back();
-    RETURN_IF_ERROR(make_target(a, unit, layer.targets.back()));
-  }
-  return ok_status();
-}
-
-Status LoraStage::init() {
-  CHECK(static_cast<int64_t>(values_.size()) == base_.num_elements());
-  for (size_t u = 0; u < shard_.units().size(); ++u) {
-    const Unit& unit = shard_.units()[u];
-    if (unit.chunk != o_.chunk) continue;
-    layers_.emplace_back();
-    RETURN_IF_ERROR(make_layer(unit, static_cast<int>(u), layers_.back()));
-  }
-  int64_t largest = 0, rows = 0, targets = 0;
-  for (const Layer& l : layers_) {
-    const Unit& unit = base_.units()[static_cast<size_t>(l.base_unit)];
-    largest = std::max(largest, unit.numel());
-    int64_t of_layer = 0;
-    for (const Target& t : l.targets) {
-      rows = std::max(rows, t.rows);
-      of_layer += t.numel();
-    }
-    targets = std::max(targets, of_layer);
-  }
-  gradient_ = pool_.floats(largest);
-  product_ = pool_.floats(rows * rank_);
-  if (o_.dtype != Dtype::kFp32) {
-    float* const shared = pool_.floats(targets);
-    for (Layer& l : layers_) {
-      float* at = shared;
-      for (Target& t : l.targets) {
-        t.original = at;
-        if (at != nullptr) at += t.numel();
-      }
-    }
-  }
-  RETURN_IF_ERROR(pool_.status());
-  StageOptions inner = o_;
-  inner.trained = roles_of(shard_);
-  inner.base = {};
-  ASSIGN_OR_RETURN(inner_, Stage::create(base_, inner, backend_));
-  return ok_status();
-}
-
-Layer* LoraStage::find(int base_unit) {
-  const auto at =
-      std::find_if(layers_.begin(), layers_.end(),
-                   [&](const Layer& l) { return l.base_unit == base_unit; });
-  return at == layers_.end() ? nullptr : &*at;
-}
-
-// At the first use: what has no adapters stays loaded.
-void LoraStage::load_base() {
-  if (base_loaded_) return;
-  base_loaded_ = true;
-  for (size_t u = 0; u < base_.units().size(); ++u) {
-    const Unit& unit = base_.units()[u];
-    if (unit.chunk == o_.chunk && find(static_cast<int>(u)) == nullptr)
-      inner_->load_unit(static_cast<int>(u),
-                        values_.subspan(static_cast<size_t>(unit.begin),
-                                        static_cast<size_t>(unit.numel())));
-  }
-  if (o_.dtype != Dtype::kFp32) return;
-  for (const Layer& l : layers_)
-    for (const Target& t : l.targets)
-      backend_.copy(t.original, l.base + t.at, bytes(t.numel()));
-}
-
-void LoraStage::merge(const Target& t, float* w) {
-  if (o_.dtype == Dtype::kFp32)
-    backend_.copy(w, t.original, bytes(t.numel()));
-  else
-    backend_.copy(t.original, w, bytes(t.numel()));
-  backend_.linear_backward_input(*t.a_weight, t.b, t.rows, Dtype::kFp32,
-                                 /*add=*/true, w);
-}
-
-void LoraStage::load_unit(int unit, std::span<const float> weights) {
-  load_base();
-  const auto layer =
-      std::find_if(layers_.begin(), layers_.end(),
-                   [&](const Layer& l) { return l.unit == unit; });
-  CHECK(layer != layers_.end());
-  for (const Target& t : layer->targets) {
-    backend_.copy(t.a, weights.data() + t.a_at, bytes(rank_ * t.cols));
-    backend_.copy(t.b, weights.data() + t.b_at, bytes(rank_ * t.rows));
-    backend_.scale(rank_ * t.rows, scale_, t.b);
-    backend_.load_weight(*t.a_weight, t.a);
-    merge(t, layer->base + t.at);
-  }
-  const Unit& base = base_.units()[static_cast<size_t>(layer->base_unit)];
-  inner_->load_unit(layer->base_unit,
-                    {layer->base, static_cast<size_t>(base.numel())});
-  if (o_.dtype == Dtype::kFp32) return;
-  for (const Target& t : layer->targets)
-    backend_.copy(layer->base + t.at, t.original, bytes(t.numel()));
-}
-
-float* LoraStage::clear_gradient(int base_unit) {
-  const Unit& unit = base_.units()[static_cast<size_t>(base_unit)];
-  CHECK(unit.kind == UnitKind::kBlock);
-  backend_.zero(gradient_, bytes(unit.numel()));
-  return gradient_;
-}
-
-// From gradient_. b has the factor s already.
-void LoraStage::add_gradients(const Layer& layer, float* grads) {
-  for (const Target& t : layer.targets) {
-    const float* const g = gradient_ + t.at;
-    backend_.linear_backward_weight(Dtype::kFp32, t.b, g, t.rows, rank_, t.cols,
-                                    grads + t.a_at);
-    backend_.linear(*t.a_weight, g, t.rows, Dtype::kFp32, product_);
-    backend_.accumulate(t.rows * rank_, scale_, product_, grads + t.b_at);
-  }
-}
 
 }  // namespace
 
