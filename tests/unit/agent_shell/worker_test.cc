@@ -404,19 +404,20 @@ TEST_F(WorkerTest, ATemporaryRefusalKeepsTheWorkerWaiting) {
   const auto server = wire::Server::bind("tcp://127.0.0.1:0", std::nullopt);
   ASSERT_OK(server);
   start((*server)->address(), "a");
-  int reports = 0;
-  ASSERT_TRUE(eventually([&] {
+  const auto refused_and_said = [&] {
     const auto m = (*server)->receive();
-    if (!m || !m->envelope.has_report()) return false;
-    pb::Envelope no;
-    no.mutable_refusal()->set_reason("a live worker has this name");
-    no.mutable_refusal()->set_kind(pb::Refusal::RETRY);
-    (void)(*server)->send(m->peer, no);
-    return ++reports > 10;
-  }));
-  ASSERT_TRUE(eventually([&] {
-    return output("a").find("a live worker has this name") != std::string::npos;
-  }));
+    if (m && m->envelope.has_report()) {
+      pb::Envelope no;
+      no.mutable_refusal()->set_reason("a live worker has this name");
+      no.mutable_refusal()->set_kind(pb::Refusal::RETRY);
+      (void)(*server)->send(m->peer, no);
+    }
+    const std::string log = output("a");
+    const size_t said = log.find("no_coordinator");
+    return said != std::string::npos &&
+           log.find("a live worker has this name", said) != std::string::npos;
+  };
+  ASSERT_TRUE(eventually(refused_and_said));
   testing::send_signal(pids_["a"], SIGTERM);
   EXPECT_EQ(wait("a"), 0);
 }

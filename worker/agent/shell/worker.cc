@@ -237,6 +237,7 @@ void Worker::on_directive(const pb::Directive& directive) {
   const bool counts = sound.ok() && agent_->is_mine(directive);
   if (counts) {
     heard_ms_ = answered_ms_ = monotonic_ms();
+    refusal_.clear();
     coordinator_.set_run(directive.run_dir());
     be_as_patient(directive.dead_after_ms());
   }

@@ -170,7 +170,7 @@ class Worker {
   std::optional<int> exit_code_;
   std::string exit_message_;
   std::string foreign_job_;  // last job refused, to log it once
-  std::string refusal_;      // last one received, likewise
+  std::string refusal_;      // since the last directive, likewise
   std::string dropped_;      // why the last directive was, likewise
 
   static constexpr int kIdleTickMs = 50;

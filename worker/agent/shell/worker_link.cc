@@ -191,8 +191,10 @@ void Worker::watch_silence(int64_t now_ms) {
   check_wire_version();
   check_key();
   if (!client_ || probe_ || !silence_.due(answered_ms_, now_ms)) return;
+  std::string why = client_->trouble();
+  if (why.empty() && client_->connected()) why = refusal_;
   probe_ = Background<std::string>::start(
-      [address = address_, why = client_->trouble()] {
+      [address = address_, why = std::move(why)] {
         return why.empty() ? why_no_answer(address) : why;
       });
 }
