@@ -246,8 +246,10 @@ Result<CommitResult> commit(FileSystem& fs, const std::string& folder,
     return saved_by_newer(done.path, existing->generation(), id.generation);
   const std::vector<int> missing = missing_shards(fs, folder, id, num_shards);
   if (!missing.empty())
-    return unavailable(fmt::format("{}: no complete shard of rank {} yet", tmp,
-                                   fmt::join(missing, ", ")));
+    return unavailable(
+        fmt::format("{}: has no complete shard of rank {}; each host must have "
+                    "the same folder at this path",
+                    tmp, fmt::join(missing, ", ")));
   m.set_format(manifest::kFormat);
   RETURN_IF_ERROR(collect_shards(fs, tmp, num_shards, m));
   RETURN_IF_ERROR(manifest::check_coverage(m, table).with_context(tmp));
