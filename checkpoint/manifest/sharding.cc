@@ -4,13 +4,22 @@
 
 namespace remesh::manifest {
 
+geometry::Layout layout_of(const pb::Mesh& mesh) {
+  return {.dp = mesh.dp(), .pp = mesh.pp(), .tp = mesh.tp(), .cp = mesh.cp()};
+}
+
+pb::Mesh mesh_of(const geometry::Layout& layout) {
+  pb::Mesh m;
+  m.set_dp(layout.dp);
+  m.set_pp(layout.pp);
+  m.set_tp(layout.tp);
+  m.set_cp(layout.cp);
+  return m;
+}
+
 pb::Sharding sharding_info(const geometry::Sharding& sharding) {
   pb::Sharding out;
-  pb::Mesh& mesh = *out.mutable_mesh();
-  mesh.set_dp(sharding.layout.dp);
-  mesh.set_pp(sharding.layout.pp);
-  mesh.set_tp(sharding.layout.tp);
-  mesh.set_cp(sharding.layout.cp);
+  *out.mutable_mesh() = mesh_of(sharding.layout);
   for (const auto bound : sharding.bounds)
     out.add_bounds(static_cast<int32_t>(bound));
   out.set_chunks(sharding.chunks);
@@ -22,7 +31,7 @@ pb::Sharding sharding_info(const geometry::Sharding& sharding) {
 Result<geometry::Sharding> parse_sharding(const pb::Sharding& info) {
   const pb::Mesh& m = info.mesh();
   geometry::Sharding out;
-  out.layout = {.dp = m.dp(), .pp = m.pp(), .tp = m.tp(), .cp = m.cp()};
+  out.layout = layout_of(m);
   for (const int degree : {m.dp(), m.pp(), m.tp(), m.cp()})
     if (degree < 1)
       return corrupt(

@@ -1,4 +1,4 @@
-// Sharding (parallel/geometry/sharding.h) and state records
+// Layouts, Sharding (parallel/geometry/sharding.h) and state records
 // (checkpoint/memory/state_info.h) as messages.
 #pragma once
 
@@ -11,6 +11,9 @@
 #include "proto/manifest.pb.h"
 
 namespace remesh::manifest {
+
+geometry::Layout layout_of(const pb::Mesh& mesh);
+pb::Mesh mesh_of(const geometry::Layout& layout);
 
 pb::Sharding sharding_info(const geometry::Sharding& sharding);
 // Corrupt, naming the field, when a degree, the number of bounds or the stage

@@ -67,19 +67,6 @@ std::optional<planner::Machine> core_from(const std::string& hardware) {
   return m;
 }
 
-geometry::Layout layout_of(const pb::Mesh& mesh) {
-  return {.dp = mesh.dp(), .pp = mesh.pp(), .tp = mesh.tp(), .cp = mesh.cp()};
-}
-
-pb::Mesh mesh_of(const geometry::Layout& layout) {
-  pb::Mesh m;
-  m.set_dp(layout.dp);
-  m.set_pp(layout.pp);
-  m.set_tp(layout.tp);
-  m.set_cp(layout.cp);
-  return m;
-}
-
 pb::Job job_on(const pb::Job& job, const planner::JobShape& shape,
                const geometry::Layout& layout) {
   pb::Job out = job;

@@ -4,6 +4,7 @@
 #include <optional>
 #include <string>
 
+#include "checkpoint/manifest/sharding.h"
 #include "parallel/geometry/layout.h"
 #include "parallel/planner/memory.h"
 #include "parallel/planner/placement.h"
@@ -23,8 +24,8 @@ planner::PlacementRequest placement_request(
 // A core of a host from Report.hardware; nothing if that is no description.
 std::optional<planner::Machine> core_from(const std::string& hardware);
 
-geometry::Layout layout_of(const pb::Mesh& mesh);
-pb::Mesh mesh_of(const geometry::Layout& layout);
+using manifest::layout_of;
+using manifest::mesh_of;
 
 // The job with the keys of [parallel] resolved for that layout, for the
 // trainers: zero_shard_group divides the data-parallel group, and pipeline

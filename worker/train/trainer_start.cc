@@ -5,6 +5,7 @@
 #include <thread>
 #include <utility>
 
+#include "checkpoint/manifest/sharding.h"
 #include "checkpoint/memory/replica_placement.h"
 #include "checkpoint/store/store.h"
 #include "parallel/geometry/model_work.h"
@@ -53,8 +54,7 @@ Status Trainer::fail_start(Status status) {
 }
 
 Status Trainer::check_spec() {
-  const pb::Mesh& m = assignment_.mesh();
-  layout_ = {.dp = m.dp(), .pp = m.pp(), .tp = m.tp(), .cp = m.cp()};
+  layout_ = manifest::layout_of(assignment_.mesh());
   if (layout_.dp < 1 || layout_.pp < 1 || layout_.tp < 1 || layout_.cp < 1)
     return fail(kExitFailed,
                 invalid_argument("mesh " + layout_.to_string() +
