@@ -320,6 +320,13 @@ TEST_F(AgentTest, AHandoffSavesNothing) {
   EXPECT_EQ(finish(/*save=*/false), 1u | 4u);
 }
 
+// Not even the generation, which a goal of today raises.
+TEST_F(AgentTest, AGoalOfALaterProtocolChangesNothing) {
+  start_rank(1);
+  EXPECT_TRUE(of<KillRanks>(direct(pb::Directive::UNKNOWN, 2)).empty());
+  EXPECT_EQ(only(of<SetRequest>(direct(pb::Directive::FINISH, 1))).bits, 1U);
+}
+
 TEST_F(AgentTest, APauseOfTheHostIsNoSilence) {
   start_rank(1);
   const auto killed = [&](int64_t ms) {

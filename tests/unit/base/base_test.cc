@@ -151,6 +151,20 @@ TEST_F(LogFile, DoesNotWriteThroughSymbolicLinks) {
   EXPECT_EQ(testing::read_whole(mine), "kept");
 }
 
+TEST_F(LogFile, SaysOnceThatLinesAreLost) {
+  std::filesystem::create_directories(path());
+  ::testing::internal::CaptureStderr();
+  auto log = open();
+  for (int i = 0; i < 5; ++i) {
+    log->info("line", {{"i", i}});
+    (void)log->flush();
+  }
+  const std::string said = ::testing::internal::GetCapturedStderr();
+  const std::string lost = "x: lines of the log are lost";
+  EXPECT_HAS(said, lost);
+  EXPECT_EQ(said.find(lost), said.rfind(lost)) << said;
+}
+
 // Known answers of Philox4x32-10 from Random123's kat_vectors.
 TEST(Rng, PhiloxGivesTheKnownAnswers) {
   const auto zero = philox(0, 0, 0);
