@@ -72,10 +72,11 @@ Result<std::unique_ptr<Tokenizer>> open_tokenizer(const std::string& spec) {
                                  spec, kTokenizerHelp));
   if (!text.ok()) return text.status();
   if (text->starts_with('{')) {
-    const auto config = read_file(
-        *posix_file_system(), path_join(parent_path(spec), kConfig), kMaxFile);
-    return parse_tokenizer_json(
-        *text, spec, token_in_config(config.ok() ? *config : "", "eos_token"));
+    auto end = read_file(*posix_file_system(),
+                         path_join(parent_path(spec), kConfig), kMaxFile);
+    if (end.ok()) end = token_in_config(*end, "eos_token");
+    if (end.status().code() == Code::kNotFound) end = std::string();
+    return parse_tokenizer_json(*text, spec, end);
   }
   // The tag of the first piece, of which no line of text consists.
   if (text->starts_with('\n')) return parse_sentencepiece(*text, spec);

@@ -97,8 +97,7 @@ inline constexpr char kTokenizerHelp[] =
 // Opens "bytes" or the file of a tokenizer: tokenizer_json.h, sentencepiece.h
 // and tiktoken.h say what is supported. Of a tokenizer.json without a usual
 // token that ends a document it is the eos_token of the tokenizer_config.json
-// beside it, which the id() does not tell. Fails on anything else, naming it
-// and what is allowed.
+// beside it. Fails on anything else, naming it and what is allowed.
 Result<std::unique_ptr<Tokenizer>> open_tokenizer(const std::string& spec);
 
 }  // namespace remesh::tokenizer

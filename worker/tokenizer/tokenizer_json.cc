@@ -206,10 +206,11 @@ Status decode_tokens(const Vocabulary& vocabulary, const FoundById& added,
   return ok_status();
 }
 
-Result<std::unique_ptr<Tokenizer>> build(const Json& json, std::string id,
-                                         const std::string& other_end) {
+Result<std::unique_ptr<Tokenizer>> build(const Json& json,
+                                         const std::string& hash,
+                                         const Result<std::string>& other_end) {
   Pipeline p;
-  p.id = std::move(id);
+  p.id = "tokenizer.json:" + hash;
   ASSIGN_OR_RETURN(Components c, parse_components(json, p));
   const Json& model = json.at("model");
   RETURN_IF_ERROR(check_model_kind(model));
@@ -236,13 +237,15 @@ Result<std::unique_ptr<Tokenizer>> build(const Json& json, std::string id,
       p.end_of_text = *found;
       return make_tokenizer(std::move(p));
     }
-  const auto other = vocabulary.find(other_end);
+  RETURN_IF_ERROR(other_end.status());
+  const auto other = vocabulary.find(*other_end);
   if (!other.ok())
     return invalid_argument(fmt::format(
         "no token ends a document: expected one of {}, or the eos_token in a "
         "tokenizer_config.json beside it",
         fmt::join(kEnds, ", ")));
   p.end_of_text = *other;
+  p.id = fmt::format("tokenizer.json:end={}:{}", *other, hash);
   return make_tokenizer(std::move(p));
 }
 
@@ -250,13 +253,12 @@ Result<std::unique_ptr<Tokenizer>> build(const Json& json, std::string id,
 
 Result<std::unique_ptr<Tokenizer>> parse_tokenizer_json(
     std::string_view text, const std::string& name,
-    const std::string& other_end) {
+    const Result<std::string>& other_end) {
   if (json_is_deeper(text, kMaxJsonDepth))
     return invalid_argument(
         fmt::format("{}: nested more than {} deep", name, kMaxJsonDepth));
   try {
-    return build(Json::parse(text), "tokenizer.json:" + xxh128_text(text),
-                 other_end)
+    return build(Json::parse(text), xxh128_text(text), other_end)
         .with_context(name);
   } catch (const Json::exception& e) {
     const std::string what = e.what();
@@ -269,9 +271,10 @@ Result<std::unique_ptr<Tokenizer>> parse_tokenizer_json(
 
 std::string token_in_config(std::string_view config, const char* key) {
   if (json_is_deeper(config, kMaxJsonDepth)) return "";
-  Json token = Json::parse(config, nullptr, /*exceptions=*/false);
-  for (const char* field : {key, "content"})
-    if (token.is_object() && token.contains(field)) token = Json(token[field]);
+  const Json json = Json::parse(config, nullptr, /*exceptions=*/false);
+  if (!json.is_object()) return "";
+  Json token = json.value(key, Json());
+  if (token.is_object()) token = Json(token.value("content", Json()));
   return token.is_string() ? token.get<std::string>() : "";
 }
 

@@ -41,10 +41,11 @@
 namespace remesh::tokenizer {
 
 // Fails, naming `name` and the component, on what is invalid or not supported.
-// other_end: what ends a document if the file has none of the usual tokens.
+// other_end: what ends a document if the file has none of the usual tokens; the
+// id then has its number, too.
 Result<std::unique_ptr<Tokenizer>> parse_tokenizer_json(
     std::string_view text, const std::string& name,
-    const std::string& other_end = "");
+    const Result<std::string>& other_end = std::string());
 
 // The token that a tokenizer_config.json calls `key`: "eos_token": "</s>", or
 // {"content": "</s>"}; "" if it names none.

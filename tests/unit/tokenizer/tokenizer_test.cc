@@ -2,6 +2,7 @@
 
 #include <fmt/format.h>
 
+#include <filesystem>
 #include <string>
 #include <vector>
 
@@ -159,14 +160,19 @@ TEST(OpenTokenizer, TheConfigBesideItMayNameWhatEndsADocument) {
   EXPECT_SAYS(open_tokenizer(file), why);
   for (const char* config :
        {"{", "[]", R"({"eos_token": null})", R"({"eos_token": "[OTHER]"})",
-        R"({"bos_token": "[EOS]"})"})
+        R"({"bos_token": "[EOS]"})", R"({"content": "[EOS]"})"})
     EXPECT_SAYS(with(config), why) << config;
   for (const char* config :
        {R"({"eos_token": "[EOS]"})",
         R"({"eos_token": {"content": "[EOS]", "lstrip": false}})"}) {
     ASSERT_OK_AND(const auto t, with(config));
     EXPECT_EQ(t->end_of_text(), 258) << config;
+    EXPECT_TRUE(t->id().starts_with("tokenizer.json:end=258:")) << t->id();
   }
+  std::filesystem::remove(dir.path() + "/tokenizer_config.json");
+  std::filesystem::create_directory(dir.path() + "/tokenizer_config.json");
+  EXPECT_SAYS(open_tokenizer(file), "tokenizer_config.json: ");
+  std::filesystem::remove(dir.path() + "/tokenizer_config.json");
   // A usual one ends documents; that of a chat model ends turns.
   json = byte_level();
   json["added_tokens"].push_back(
