@@ -205,7 +205,7 @@ TEST_F(StartTest, AJobFileEditedInTheRunIsRefused) {
 
 TEST_F(StartTest, ARunWhoseCoordinatorCannotRestartSaysWhy) {
   make(endless());
-  train({"--stop-timeout", "1"});
+  ASSERT_NO_FATAL_FAILURE(train({"--stop-timeout", "1"}));
   const std::string file = c().run_dir() + "/job.toml";
   const std::string text = testing::read_whole(file);
   edit_rate(file);
@@ -231,7 +231,7 @@ TEST_F(StartTest, AnIgnoredHangupSignalStaysIgnored) {
 
 TEST_F(StartTest, StopEndsIfTheCoordinatorDoesNotAnswer) {
   make(endless({{"checkpoint.interval", "0"}}));
-  train({"--stop-timeout", "1"});
+  ASSERT_NO_FATAL_FAILURE(train({"--stop-timeout", "1"}));
   const pid_t coordinator = c().status()["coordinator"]["pid"];
   testing::send_signal(coordinator, SIGSTOP);
   c().run().kill(SIGINT);
@@ -393,7 +393,7 @@ TEST_F(StartTest, AdaptersResumeOnTheirOwnModelAlone) {
   make(endless({{"model.init_from", "\"" + base + "\""},
                 {"lora.rank", "2"},
                 {"checkpoint.interval", "0"}}));
-  train();
+  ASSERT_NO_FATAL_FAILURE(train());
   // The optimizer's state is that of the adapters alone: two moments in fp32,
   // twice, as the state is in shared memory.
   constexpr int kElements =
@@ -441,7 +441,7 @@ TEST_F(StartTest, AdaptersResumeOnTheirOwnModelAlone) {
 
 TEST_F(StartTest, CommandsWithoutARunMeanTheOneThatTrains) {
   make(endless());
-  train();
+  ASSERT_NO_FATAL_FAILURE(train());
   expect_remesh(0, {"wait", "--step", "5"});
   const Finished drained =
       expect_remesh(0, {"drain", "local-1", "--wait", "--json"});
@@ -476,7 +476,7 @@ TEST_F(StartTest, CommandsWithoutARunMeanTheOneThatTrains) {
 
 TEST_F(StartTest, ARemovedRunDirectoryEndsTheRun) {
   make(endless({{"checkpoint.interval", "0"}}));
-  train();
+  ASSERT_NO_FATAL_FAILURE(train());
   std::filesystem::rename(c().run_dir(), c().folder() + "/moved");
   ASSERT_TRUE(testing::wait_until(
       [&] {

@@ -1,5 +1,6 @@
 // Random changes of an input: flipped bits, truncation, pieces taken out,
-// repeated or spliced in, numbers at limits, random bytes.
+// repeated, spliced in or copied over others, runs of one byte, numbers at
+// limits, random bytes.
 #pragma once
 
 #include <algorithm>
@@ -32,7 +33,8 @@ class Mutator {
   void change(std::string& text, const std::string& other) {
     const size_t at = below(text.size() + 1);
     const size_t n = std::min(below(16) + 1, text.size() - at);
-    switch (below(7)) {
+    const size_t more = std::min(below(64) + 1, text.size() - at);
+    switch (below(10)) {
       case 0:  // flip a bit
         if (at < text.size())
           text[at] = static_cast<char>(text[at] ^ (1 << below(8)));
@@ -66,6 +68,15 @@ class Mutator {
         text.insert(at, kNumbers[below(std::size(kNumbers))]);
         break;
       }
+      case 6:  // overwrite with another piece, as a misplaced sector
+        text.replace(at, more, text.substr(below(text.size() + 1), more));
+        break;
+      case 7:  // overwrite with zeros, as a lost sector
+        text.replace(at, more, more, '\0');
+        break;
+      case 8:  // insert a run of one byte
+        text.insert(at, below(64) + 1, static_cast<char>(below(256)));
+        break;
       default:  // overwrite with random bytes
         for (size_t i = at; i < at + n; ++i)
           text[i] = static_cast<char>(below(256));
