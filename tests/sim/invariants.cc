@@ -380,9 +380,6 @@ void Cluster::check_event(const pb::EventRecord& e) {
   // The job was stopped with too few slots for a mesh that could save.
   if (e.event() == "job_stopped") safe_generation_ = 0;
   if (e.event() == "checkpoint") told_saved_ = std::max(told_saved_, e.step());
-  if (e.event() == "worker_lost" && e.cause().rfind("silent", 0) == 0 &&
-      healthy(e.worker()))
-    violated("declared silent although it is healthy: " + e.worker());
   if (e.event() == "worker_lost") check_lost_worker(e);
   // Of one host alone it cannot know which side is cut off.
   if (e.event() == "worker_lost" && !knows_hosts())

@@ -230,8 +230,14 @@ void Cluster::check_lost_worker(const pb::EventRecord& e) {
       now_ - heard->second <= dead_after)
     violated("{} was heard {} ms ago, but is declared silent", e.worker(),
              now_ - heard->second);
-  const auto closed = connection_lost_ms_.find(e.worker());
   const Worker& w = *workers_.at(e.worker());
+  // That of a coordinator which was frozen since the worker started is about
+  // the life before.
+  const bool of_this_life =
+      heard == heard_ms_.end() || heard->second >= w.started_ms;
+  if (e.cause().starts_with("silent") && of_this_life && healthy(e.worker()))
+    violated("declared silent although it is healthy: " + e.worker());
+  const auto closed = connection_lost_ms_.find(e.worker());
   if (e.cause().starts_with("connection") && !w.told_to_leave &&
       closed != connection_lost_ms_.end() &&
       now_ - closed->second <= core::closed_after_ms(-1, dead_after))

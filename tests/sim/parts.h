@@ -65,6 +65,7 @@ struct Cluster::Worker {
   std::optional<bool>
       told_to_leave;  // true: although others could take over its states
   uint64_t incarnation = 0;
+  int64_t started_ms = 0;
   int slots = 1;
   std::string build = "1";
   std::unique_ptr<agent::Agent> agent;  // null: not running

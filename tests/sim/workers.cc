@@ -83,6 +83,7 @@ void Cluster::start_worker(Worker& w) {
   about.set_worker(w.name);
   w.told_to_leave.reset();
   w.incarnation = scripted_ ? w.incarnation + 1 : new_incarnation(w);
+  w.started_ms = now_;
   about.set_incarnation(w.incarnation);
   about.set_host(w.host);
   if (!scripted_) about.set_host_id(hash64(w.host));
