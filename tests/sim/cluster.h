@@ -189,7 +189,7 @@ class Cluster {
 
   // ---- network
   void send(const std::string& worker, bool lost,
-            std::function<void()> arrives);
+            const std::function<void()>& arrives);
   void deliver_to_coordinator(const std::string& from,
                               const core::Input& event);
   void arrive(const std::string& from, const core::Input& event);

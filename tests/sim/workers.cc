@@ -28,7 +28,7 @@ bool Cluster::network_eats() { return faults_on_ && chance(loss_); }
 
 // From or to the worker.
 void Cluster::send(const std::string& worker, bool lost,
-                   std::function<void()> arrives) {
+                   const std::function<void()>& arrives) {
   if (const auto w = workers_.find(worker);
       w != workers_.end() && w->second->held)
     return w->second->undelivered.push_back(
