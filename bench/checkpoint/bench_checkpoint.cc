@@ -223,12 +223,12 @@ class Bench {
   Status write_plain(bool streamed) {
     RETURN_IF_ERROR(fs_->create_dirs(plain_dir()));
     return in_threads(options_.ranks, [&](int r) -> Status {
-      const auto [begin, end] = share(r, options_.ranks);
+      const auto part = share(r, options_.ranks);
       const std::string path = path_join(plain_dir(), std::to_string(r));
       ASSIGN_OR_RETURN(const auto file, streamed ? fs_->create_streamed(path)
                                                  : fs_->create(path));
       const auto mine = [&](const SharedFloats& tensor) {
-        return tensor.span().subspan(begin, end - begin);
+        return tensor.span().subspan(part.first, part.second - part.first);
       };
       return bench::write_vectors(
           *file, {mine(weights_), mine(exp_avg_), mine(exp_avg_sq_)});

@@ -84,7 +84,7 @@ Status set_aside(FileSystem& fs, const std::string& folder, const SaveId& id,
   const std::string path = path_join(folder, manifest::step_name(step));
   const std::string old = path_join(folder, manifest::old_name(step));
   RETURN_IF_ERROR(manifest::check_claim(fs, folder, id.generation));
-  const Status freed = remove_aside(fs, folder, step, id.generation);
+  Status freed = remove_aside(fs, folder, step, id.generation);
   if (!freed.ok() && freed.code() != Code::kAlreadyExists) return freed;
   RETURN_IF_ERROR(fs.rename(path, old));
   Status allowed = manifest::check_claim(fs, folder, id.generation);
@@ -185,7 +185,7 @@ Status publish(FileSystem& fs, const std::string& folder,
                const SaveId& id) {
   // The folder itself may be new. A user who may not read the one above it
   // cannot sync that one.
-  const Status above = fs.sync_dir(parent_path(folder));
+  Status above = fs.sync_dir(parent_path(folder));
   if (!above.ok() && above.code() != Code::kDenied) return above;
   if (fs.exists(final_path))
     RETURN_IF_ERROR(set_aside(fs, folder, id, id.step));

@@ -165,7 +165,7 @@ Status take_config(FileSystem& fs, const std::string& path, ModelFiles* out) {
 
 // Asked first: without a model no tokenizer helps.
 Status check_model(FileSystem& fs, const std::string& path) {
-  const Status found = huggingface::find_weights(fs, path).status();
+  Status found = huggingface::find_weights(fs, path).status();
   if (found.code() != Code::kNotFound) return found;
   return not_found(fmt::format(
       "{}: {}; give a run directory, a checkpoint or a folder of checkpoints, "

@@ -194,14 +194,12 @@ Status decode_tokens(const Vocabulary& vocabulary, const FoundById& added,
           fmt::format("token {}: stands for {} bytes; at most {} are allowed",
                       id, text.size(), kMaxTokenBytes));
     std::string bytes(text);
-    if (found != added.end())
-      p.decoded.push_back(std::move(bytes));
-    else if (model.byte_level)
-      p.decoded.push_back(from_alphabet(bytes));
-    else if (const auto byte = byte_of(bytes); byte && model.byte_fallback)
-      p.decoded.emplace_back(1, *byte);
-    else
-      p.decoded.push_back(std::move(bytes));
+    if (found == added.end() && model.byte_level)
+      bytes = from_alphabet(bytes);
+    else if (const auto byte = byte_of(bytes);
+             found == added.end() && byte && model.byte_fallback)
+      bytes.assign(1, *byte);
+    p.decoded.push_back(std::move(bytes));
   }
   return ok_status();
 }

@@ -354,7 +354,7 @@ Status Trainer::stop_without_step(bool& stop) {
     agreed = {mine.stop > 0 ? 1 : 0, mine.stop_saves > 0 ? 1 : 0};
     world_->all_reduce(std::span<int64_t>(agreed), comm::Op::kMax);
   }
-  const Status replicated = replicate_last();
+  Status replicated = replicate_last();
   if (agreed[1] > 0) return save_last(/*last=*/false, /*must=*/true, stop);
   checkpointer_->abandon_for_handoff();
   stop = true;

@@ -66,7 +66,7 @@ TEST(RunningCoordinator, IsNotFollowedOnceItsJobHasEnded) {
 // On a disk that has failed, say.
 TEST(FindTarget, ARunWhoseAddressCannotBeReadIsNotOneWithoutACoordinator) {
   const testing::TempDir dir;
-  const std::string run = dir.path();
+  const std::string& run = dir.path();
   ASSERT_OK(rundir::write_job(*posix_file_system(), job_of("3"), run));
   ASSERT_OK(find_target(run));
   const std::string address = rundir::endpoint_path(run);

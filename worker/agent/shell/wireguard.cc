@@ -133,7 +133,7 @@ Status WireGuard::restore() {
 }
 
 Status WireGuard::start(int port) {
-  const Status s = make_interface(port);
+  Status s = make_interface(port);
   if (s.ok()) return s;
   return unavailable(fmt::format("{} ({})", s.message(), kWhat));
 }
