@@ -84,7 +84,7 @@ pb::Cluster describe(const Measured& m) {
   pb::Cluster out;
   pb::Device& d = *out.mutable_device();
   d.set_name(m.processor);
-  d.set_source(kMeasured + std::string("; a device is a core"));
+  d.set_source(kSource);
   d.set_memory_gb(m.memory_bytes / m.cores / kGiga);
   d.set_memory_gb_per_s(m.memory_bytes_per_s / kGiga);
   d.set_peak_tflops(bf16.flops / kTera);

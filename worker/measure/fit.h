@@ -45,8 +45,12 @@ struct Measured {
   double network_bytes_per_s = 0;   // of the host
 };
 
-// How the source of such a description begins.
+// How the source of such a description begins, and all of it, which changes
+// with the way in which hosts are measured.
 inline constexpr char kMeasured[] = "measured by remesh plan measure";
+inline constexpr char kSource[] =
+    "measured by remesh plan measure as a training step computes; a device is "
+    "a core";
 pb::Cluster describe(const Measured& measured);
 
 }  // namespace remesh::measure

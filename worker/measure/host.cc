@@ -16,7 +16,7 @@
 #include "proto/base/entries.h"
 #include "proto/base/file_system.h"
 #include "proto/base/machine.h"
-#include "worker/kernels/gemm_rate.h"
+#include "proto/base/median.h"
 
 namespace remesh::measure {
 namespace {
@@ -39,12 +39,6 @@ double seconds_of(const std::function<void()>& work) {
   const int64_t began = monotonic_ns();
   work();
   return seconds_since(began);
-}
-
-// The fastest of rounds of the same work: in the others something else had the
-// processor.
-double fastest(const std::vector<double>& rounds) {
-  return *std::min_element(rounds.begin(), rounds.end());
 }
 
 class Host {
@@ -125,24 +119,69 @@ class Host {
     return b;
   }
 
+  // More than one core's share of the caches.
+  static constexpr int64_t kColdFloats = int64_t{4} << 20;
+
+  // The `i`th operand of `n` elements in a buffer of kColdFloats.
+  static float* operand(const Buffer& b, int64_t n, size_t i) {
+    return b.get() + static_cast<int64_t>(i) % (kColdFloats / n) * n;
+  }
+
+  // The three products of linear layers, as in a training step: a layer's
+  // weight and its gradient are not in the caches, its input and output are.
   std::vector<GemmTime> gemms(Dtype d) {
-    constexpr double kBudgetS = 0.05;
-    constexpr int64_t kSizes[][3] = {
-        {256, 512, 64},   {256, 512, 128},   {256, 512, 512}, {256, 512, 2048},
-        {512, 1024, 256}, {512, 1024, 1024}, {256, 256, 256}};
-    std::vector<GemmTime> out;
-    for (const auto& [rows, columns, inner] : kSizes) {
+    constexpr double kBudgetS = 0.09;
+    constexpr size_t kWarmUp = 1;
+    constexpr int64_t kLayers[][3] = {{256, 512, 64},
+                                      {256, 256, 256},
+                                      {512, 1536, 512},
+                                      {512, 512, 1376},
+                                      {512, 1024, 1024}};
+    const Buffer masters = buffer(kColdFloats), inputs = buffer(kColdFloats);
+    const Buffer outputs = buffer(kColdFloats), sums = buffer(kColdFloats);
+    std::vector<GemmTime> times;
+    for (const auto& [rows, out, in] : kLayers) {
+      std::vector<std::unique_ptr<kernels::Weight>> weights;
+      for (int64_t i = 0; i < kColdFloats / (out * in) && !short_; ++i) {
+        weights.push_back(backend_.make_weight(d, out, in));
+        short_ = weights.back() == nullptr;
+      }
+      if (lacks_memory()) return {};
+      for (size_t i = 0; i < weights.size(); ++i)
+        backend_.load_weight(*weights[i], operand(masters, out * in, i));
+      const auto N = static_cast<double>(rows), O = static_cast<double>(out),
+                 I = static_cast<double>(in);
+      const GemmTime of[] = {{N, O, I}, {N, I, O}, {O, I, N}};
+      std::vector<double> seconds[std::size(of)];
       wait_for_others();
-      const double rate = kernels::measure_gemm_rate(backend_, d, rows, columns,
-                                                     inner, kBudgetS);
-      short_ = short_ || rate <= 0;
-      GemmTime t{static_cast<double>(rows), static_cast<double>(columns),
-                 static_cast<double>(inner)};
-      t.seconds = mean_over_ranks(2 * t.rows * t.columns * t.inner /
-                                  std::max(rate, 1.0));
-      out.push_back(t);
+      const int64_t began = monotonic_ns();
+      for (size_t i = 0; i < kWarmUp + 1 || seconds_since(began) < kBudgetS;
+           ++i) {
+        const kernels::Weight& w = *weights[i % weights.size()];
+        const float* x = operand(inputs, rows * in, i);
+        float* y = operand(outputs, rows * std::max(in, out), 2 * i);
+        float* dx = operand(outputs, rows * std::max(in, out), 2 * i + 1);
+        const std::function<void()> products[] = {
+            [&] { backend_.linear(w, x, rows, d, y); },
+            [&] { backend_.linear_backward_input(w, y, rows, d, false, dx); },
+            [&] {
+              backend_.linear_backward_weight(d, y, x, rows, out, in,
+                                              operand(sums, out * in, i));
+            }};
+        for (size_t k = 0; k < std::size(of); ++k) {
+          const double s = seconds_of([&] {
+            products[k]();
+            backend_.synchronize();
+          });
+          if (i >= kWarmUp) seconds[k].push_back(s);
+        }
+      }
+      for (size_t k = 0; k < std::size(of); ++k) {
+        times.push_back(of[k]);
+        times.back().seconds = mean_over_ranks(median(seconds[k]));
+      }
     }
-    return out;
+    return times;
   }
 
   // As parallel/planner/layer_cost.cc counts the forward pass: 2 N (T + 128) q.
@@ -163,7 +202,7 @@ class Host {
     const Buffer q = buffer(n), k = buffer(n), v = buffer(n), o = buffer(n);
     const Buffer lse = buffer(T * s.num_heads);
     if (lacks_memory()) return 1;
-    const double s_each = fastest(rounds([&] {
+    const double s_each = median(rounds([&] {
       backend_.attention(d, s, q.get(), k.get(), v.get(), o.get(), lse.get());
       backend_.synchronize();
     }));
@@ -180,7 +219,7 @@ class Host {
     const Buffer x = buffer(n), branch = buffer(n), y = buffer(n);
     const Buffer weight = buffer(kDim), rstd = buffer(kRows);
     if (lacks_memory()) return 1;
-    const double s = fastest(rounds([&] {
+    const double s = median(rounds([&] {
       backend_.rmsnorm(Dtype::kFp32, x.get(), branch.get(), weight.get(), 1e-5,
                        kRows, kDim, x.get(), y.get(), rstd.get());
       backend_.synchronize();
@@ -192,7 +231,7 @@ class Host {
     std::vector<std::byte> mine(bytes_each);
     std::vector<std::byte> all(bytes_each *
                                static_cast<size_t>(world_->size()));
-    return fastest(rounds([&] { world_->all_gather(mine, all); }));
+    return median(rounds([&] { world_->all_gather(mine, all); }));
   }
 
   void messages(Measured* m) {
@@ -202,7 +241,7 @@ class Host {
     std::byte small{};
     const std::span<std::byte> data(&small, 1);
     const int rank = world_->rank();
-    const double trips = fastest(rounds([&] {
+    const double trips = median(rounds([&] {
       for (int i = 0; i < kTrips; ++i) {
         if (rank == 0) world_->send(data, 1, 0);
         if (rank <= 1) world_->recv(data, 1 - rank, 0);
@@ -219,7 +258,7 @@ class Host {
                            static_cast<size_t>(world_->size()));
     std::vector<float> mine(large / sizeof(float));
     const double scattered =
-        fastest(rounds([&] { world_->reduce_scatter(all, mine); }));
+        median(rounds([&] { world_->reduce_scatter(all, mine); }));
     const double seconds =
         mean_over_ranks((gathered + scattered) / 2) - m->small_gather_s;
     m->gather_bytes_per_s =
@@ -244,10 +283,10 @@ class Host {
         between();
       }
     };
-    const double compute = fastest(rounds([&] { gemms([] {}); }));
+    const double compute = median(rounds([&] { gemms([] {}); }));
     const double comm =
-        fastest(rounds([&] { world_->start_all_gather(mine, all)->wait(); }));
-    const double both = fastest(rounds([&] {
+        median(rounds([&] { world_->start_all_gather(mine, all)->wait(); }));
+    const double both = median(rounds([&] {
       const auto request = world_->start_all_gather(mine, all);
       gemms([&] { request->test(); });
       request->wait();

@@ -56,14 +56,15 @@ Status measure(comm::MpiWorld& mpi, const Options& o) {
 }
 
 // What was found out before, if it can be used. Hosts are replaced under their
-// names, so what was measured must be of this processor.
+// names, so what was measured must be of this processor, in the way of today.
 std::optional<std::string> known_text(const std::string& path) {
   const auto text = jobfile::read_text(path);
   pb::Cluster cluster;
   if (!text.ok() ||
       !jobfile::parse_description(*text, {.name = path}, &cluster).ok() ||
       (cluster.device().source().starts_with(kMeasured) &&
-       cluster.device().name() != processor_name()))
+       (cluster.device().source() != kSource ||
+        cluster.device().name() != processor_name())))
     return std::nullopt;
   return *text;
 }

@@ -256,6 +256,9 @@ expect 0 "peak_fp32_tflops" "$bin/remesh-measure" --core  # replaces it
 sed -i 's/^name = .*/name = "another processor"/' "$measured"
 expect 0 "peak_fp32_tflops" "$bin/remesh-measure" --core  # and this
 expect 1 "" grep "another processor" "$measured"
+sed -i 's/^source = .*/source = "measured by remesh plan measure"/' "$measured"
+expect 0 "peak_fp32_tflops" "$bin/remesh-measure" --core  # and an older one
+expect 0 "a device is a core" grep "^source" "$measured"
 expect 0 "best: " "$bin/remesh" plan job.toml --cluster local --gpus 2
 rm -r state/remesh/hosts
 expect 2 "network.gb_per_s" "$bin/remesh-measure" --core --network 1e-15
