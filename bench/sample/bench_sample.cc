@@ -20,6 +20,7 @@
 #include "proto/base/clock.h"
 #include "proto/base/median.h"
 #include "worker/kernels/backend.h"
+#include "worker/sample/choice.h"
 #include "worker/sample/generator.h"
 
 namespace remesh::bench {
@@ -60,8 +61,7 @@ std::vector<double> run(sample::Generator& model, int64_t count) {
   for (int64_t i = 0; i < count; ++i) {
     const int64_t began_ns = monotonic_ns();
     const std::span<const float> logits = model.extend({&token, 1});
-    token = static_cast<int32_t>(
-        std::max_element(logits.begin(), logits.end()) - logits.begin());
+    token = sample::choose(logits, {.temperature = 0.8, .top_p = 0.95}, 0.5);
     out.push_back(seconds_since(began_ns));
   }
   return out;

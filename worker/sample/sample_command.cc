@@ -157,9 +157,11 @@ std::string to_json(const std::string& prompt, const Sampled& s) {
                      JsonLayout::kOneLine);
 }
 
-// Prints what the model says to `prompt`, as it comes or as JSON.
+// Prints what the model says to `prompt`, as it comes and then at which speed,
+// or as JSON. `with`: how it computes.
 Result<Sampled> print_sampled(const Options& o, const ModelFiles& files,
-                              Generator& model, const std::string& prompt,
+                              Generator& model, const std::string& with,
+                              const std::string& prompt,
                               const std::vector<int32_t>& tokens, uint64_t turn,
                               std::vector<int32_t>* held) {
   ASSIGN_OR_RETURN(Sampled done, generate(o, files, model, tokens, turn, held,
@@ -168,11 +170,17 @@ Result<Sampled> print_sampled(const Options& o, const ModelFiles& files,
                                                           : print(text);
                                           }));
   RETURN_IF_ERROR(print(o.json ? to_json(prompt, done) : "\n"));
+  if (!o.json)
+    print_error(fmt::format(
+        "\n{} of prompt at {:.0f} tokens/s, then {} at {:.1f} tokens/s ({})\n",
+        plural(done.read.tokens, "token"), done.read.per_s(), done.made.tokens,
+        done.made.per_s(), with));
   return done;
 }
 
 // Answers the prompt or, without one, each line of the standard input.
-Status answer(const Options& o, ModelFiles& files, Generator& model) {
+Status answer(const Options& o, ModelFiles& files, Generator& model,
+              const std::string& with) {
   ASSIGN_OR_RETURN(Chat chat, Chat::open(files, o.chat_template, o.system));
   std::vector<int32_t> held;
   std::string message = o.prompt;
@@ -182,8 +190,9 @@ Status answer(const Options& o, ModelFiles& files, Generator& model) {
     if (!o.has_prompt && !std::getline(std::cin, message)) return ok_status();
     ASSIGN_OR_RETURN(const std::vector<int32_t> tokens, chat.ask(message));
     RETURN_IF_ERROR(check_vocabulary(tokens, model.vocab_size()));
-    ASSIGN_OR_RETURN(const Sampled done, print_sampled(o, files, model, message,
-                                                       tokens, turn, &held));
+    ASSIGN_OR_RETURN(
+        const Sampled done,
+        print_sampled(o, files, model, with, message, tokens, turn, &held));
     if (o.has_prompt) return ok_status();
     chat.answered(done.text);
   }
@@ -194,15 +203,11 @@ Status continue_prompt(const Options& o, const ModelFiles& files,
                        const std::string& with) {
   if (!o.json) RETURN_IF_ERROR(print(o.prompt));
   std::vector<int32_t> held;
-  ASSIGN_OR_RETURN(
-      const Sampled done,
-      print_sampled(o, files, model, o.prompt, prompt, /*turn=*/0, &held));
-  if (o.json) return ok_status();
-  print_error(fmt::format(
-      "\n{} of prompt at {:.0f} tokens/s, then {} at {:.1f} tokens/s ({})\n",
-      plural(done.read.tokens, "token"), done.read.per_s(), done.made.tokens,
-      done.made.per_s(), with));
-  if (files.trained_length > 0 && model.length() > files.trained_length)
+  RETURN_IF_ERROR(print_sampled(o, files, model, with, o.prompt, prompt,
+                                /*turn=*/0, &held)
+                      .status());
+  if (!o.json && files.trained_length > 0 &&
+      model.length() > files.trained_length)
     print_error(fmt::format(
         "The model was trained on sequences of {} tokens; text beyond that may "
         "be worse.\n",
@@ -242,12 +247,11 @@ Status sample(const Options& o) {
   ASSIGN_OR_RETURN(const auto model,
                    Generator::load(weights, dtype, context, *backend));
   bar.reset();
-  if (o.chat) return answer(o, files, *model);
-  return continue_prompt(
-      o, files, prompt, *model,
-      fmt::format("{}, {} threads",
-                  dtype == kernels::Dtype::kFp32 ? "fp32" : "bf16",
-                  backend->threads()));
+  const std::string with =
+      fmt::format("{}, {}", dtype == kernels::Dtype::kFp32 ? "fp32" : "bf16",
+                  plural(backend->threads(), "thread"));
+  if (o.chat) return answer(o, files, *model, with);
+  return continue_prompt(o, files, prompt, *model, with);
 }
 
 void add_options(CLI::App& app, Options* o) {

@@ -2,8 +2,10 @@
 
 #include <gtest/gtest.h>
 
+#include <algorithm>
 #include <cmath>
 #include <map>
+#include <numeric>
 #include <random>
 #include <vector>
 
@@ -59,27 +61,51 @@ TEST(Choice, LeavesOutTheUnlikely) {
   EXPECT_EQ(shares({.top_k = 3, .top_p = 0.99}).size(), 3U);
 }
 
-// Against cumulative sums over all tokens in their own order.
+// Cumulative sums over the tokens that are kept, in their own order.
+int32_t naive_choice(const std::vector<float>& logits, const ChoiceOptions& o,
+                     double random) {
+  std::vector<size_t> order(logits.size());
+  std::iota(order.begin(), order.end(), size_t{0});
+  std::sort(order.begin(), order.end(),
+            [&](size_t a, size_t b) { return logits[a] > logits[b]; });
+  if (o.top_k > 0 && o.top_k < std::ssize(order))
+    order.resize(static_cast<size_t>(o.top_k));
+  const auto weight = [&](size_t i) {
+    return std::exp(static_cast<double>(logits[i]) / o.temperature);
+  };
+  double all = 0, kept = 0;
+  for (const size_t i : order) all += weight(i);
+  size_t n = 0;
+  while (n < order.size() && (n == 0 || kept < o.top_p * all))
+    kept += weight(order[n++]);
+  std::sort(order.begin(), order.begin() + static_cast<int64_t>(n));
+  double left = random * kept;
+  size_t at = 0;
+  while (at + 1 < n && left >= weight(order[at])) left -= weight(order[at++]);
+  return static_cast<int32_t>(order[at]);
+}
+
 TEST(Choice, AgreesWithTheNaiveTwin) {
   std::mt19937_64 rng(test_seed());
-  std::uniform_real_distribution<float> logit(-6, 6);
   std::uniform_real_distribution<double> uniform(0, 1);
-  for (int round = 0; round < 500; ++round) {
-    std::vector<float> logits(1 + rng() % 40);
+  for (int round = 0; round < 1000; ++round) {
+    const auto spread = static_cast<float>(8 * uniform(rng));
+    std::uniform_real_distribution<float> logit(-spread, spread);
+    std::vector<float> logits(1 + rng() % 200);
     for (float& x : logits) x = logit(rng);
+    const ChoiceOptions o{.temperature = 0.1 + 2 * uniform(rng),
+                          .top_k = static_cast<int64_t>(rng() % 3 * 10),
+                          .top_p = round % 2 == 0 ? 1 : uniform(rng)};
     const double random = uniform(rng);
-    double sum = 0;
-    for (const float x : logits) sum += std::exp(static_cast<double>(x));
-    double left = random * sum;
-    int32_t want = 0;
-    for (; want + 1 < static_cast<int32_t>(logits.size()); ++want) {
-      const double weight =
-          std::exp(static_cast<double>(logits[static_cast<size_t>(want)]));
-      if (left < weight) break;
-      left -= weight;
-    }
-    EXPECT_EQ(choose(logits, {}, random), want);
+    EXPECT_EQ(choose(logits, o, random), naive_choice(logits, o, random))
+        << "temperature " << o.temperature << ", top_k " << o.top_k
+        << ", top_p " << o.top_p;
   }
+}
+
+TEST(Choice, TakesTheMostLikelyAtAnyLowTemperature) {
+  for (const double temperature : {1e-3, 1e-40, 1e-300})
+    EXPECT_EQ(choose(kHalves, {.temperature = temperature}, 0.99), 2);
 }
 
 }  // namespace
