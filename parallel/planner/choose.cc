@@ -180,10 +180,73 @@ void for_each_layout(const PlacementRequest& q, int64_t world, const Axes& axes,
       }
 }
 
-// Why no mesh was chosen.
-struct Refusal {
-  Status unfit = ok_status();   // the first that the job rules out
-  std::optional<Layout> large;  // the last that memory rules out
+// Which meshes need more memory than there is. A prediction takes about a
+// millisecond, and a coordinator may have to rule out thousands of meshes.
+class MemoryLimit {
+ public:
+  explicit MemoryLimit(const PlacementRequest& q)
+      : q_(q),
+        parameters_(
+            q.shape ? geometry::ParamTable::make(q.shape->model).num_elements()
+                    : 0) {}
+
+  // Without a prediction: by the share of the model's state, or because a mesh
+  // with the same model axes did not fit that shards the state at least as much
+  // and has at most as many microbatches. Padding may make that one need a
+  // little more; once many did not fit, that does not matter.
+  bool excludes(const Layout& l, double bytes) {
+    if (bytes == 0) return false;
+    const double slack = predicted_ < kMostPrecise ? 0.95 : 1;
+    const Need own = need_of(l);
+    const auto& others = unfit_[axes(l)];
+    const bool excluded =
+        static_cast<double>(least_memory(*q_.shape, l, parameters_)) > bytes ||
+        std::ranges::any_of(others, [&](const Need& n) {
+          return n.shard_group >= own.shard_group &&
+                 n.microbatches <= own.microbatches && n.bytes * slack > bytes;
+        });
+    if (excluded && !nearest_) nearest_ = l;
+    return excluded;
+  }
+
+  bool fits(const Layout& l) {
+    const double bytes = rank_memory(q_, l);
+    if (bytes == 0) return true;
+    ++predicted_;
+    Need n = need_of(l);
+    n.bytes = static_cast<double>(predict_worst_memory(*q_.shape, l).total());
+    if (n.bytes <= bytes) return true;
+    unfit_[axes(l)].push_back(n);
+    if (n.bytes / bytes < excess_) {
+      excess_ = n.bytes / bytes;
+      nearest_ = l;
+    }
+    return false;
+  }
+
+  // Of those that do not fit the one that comes nearest; nothing if all do.
+  const std::optional<Layout>& nearest() const { return nearest_; }
+
+ private:
+  static constexpr int kMostPrecise = 64;
+  struct Need {
+    int shard_group = 1;
+    int64_t microbatches = 1;
+    double bytes = 0;
+  };
+  static std::tuple<int, int, int> axes(const Layout& l) {
+    return {l.tp, l.pp, l.cp};
+  }
+  Need need_of(const Layout& l) const {
+    return {shard_group_on(*q_.shape, l), most_microbatches(*q_.shape, l), 0};
+  }
+
+  const PlacementRequest& q_;
+  const int64_t parameters_;
+  int predicted_ = 0;
+  std::map<std::tuple<int, int, int>, std::vector<Need>> unfit_;
+  std::optional<Layout> nearest_;
+  double excess_ = std::numeric_limits<double>::infinity();
 };
 
 struct Candidate {
@@ -194,12 +257,11 @@ struct Candidate {
 
 // The best mesh of exactly `world` ranks. Of equal times the first, which has
 // the lower tp, pp, cp, in this order. Meshes are simulated in the order of
-// their bounds, until no bound is below the best time. Memory is checked last
-// because its prediction takes longest. `parameters`: of the model, to rule out
-// most meshes without one.
+// their bounds, until no bound is below the best time. unfit: the first reason
+// why the job rules out a mesh.
 std::optional<Layout> best_of(const PlacementRequest& q, int64_t world,
-                              const Axes& axes, int64_t parameters,
-                              Refusal* refusal) {
+                              const Axes& axes, MemoryLimit& memory,
+                              Status* unfit) {
   const Machine machine = rank_machine(q, world);
   const ModelError known = q.shape ? model_error(q) : ModelError{};
   const double error = known.factor * known.uncertainty;
@@ -207,13 +269,13 @@ std::optional<Layout> best_of(const PlacementRequest& q, int64_t world,
   std::map<std::pair<int, int>, Parts> parts;  // by tp and cp
   std::vector<Candidate> candidates;
   for_each_layout(q, world, axes, [&](const Layout& l) {
+    if (q.shape) {
+      const Status s = admit(*q.shape, l);
+      if (unfit->ok()) *unfit = s;
+      if (!s.ok() || memory.excludes(l, machine.memory_bytes)) return;
+    }
     candidates.push_back({.layout = l});
     if (!q.shape) return;
-    if (const Status s = admit(*q.shape, l); !s.ok()) {
-      if (refusal->unfit.ok()) refusal->unfit = s;
-      candidates.pop_back();
-      return;
-    }
     const auto [it, is_new] = parts.try_emplace({l.tp, l.cp});
     if (is_new) it->second = parts_of(machine, *q.shape, l, run);
     candidates.back().parts = &it->second;
@@ -235,13 +297,9 @@ std::optional<Layout> best_of(const PlacementRequest& q, int64_t world,
   double best_s = std::numeric_limits<double>::infinity();
   for (const auto& [bound_s, l, its_parts] : candidates) {
     if (bound_s > best_s) break;
-    const bool may_fit = machine.memory_bytes == 0 ||
-                         static_cast<double>(least_memory(
-                             *q.shape, l, parameters)) <= machine.memory_bytes;
-    if (!may_fit) {
-      refusal->large = l;
-      continue;
-    }
+    // Where memory is short, most of them do not fit.
+    const bool known = memory.nearest().has_value();
+    if (known && !memory.fits(l)) continue;
     double seconds = bound_s;
     if (!measured_step_s(q, l))
       seconds = error * (q.by_speed ? predict_step(q, l)
@@ -250,10 +308,7 @@ std::optional<Layout> best_of(const PlacementRequest& q, int64_t world,
                             .total_s;
     if (seconds > best_s || (seconds == best_s && order(l) > order(*best)))
       continue;
-    if (!fits(q, l).ok()) {
-      refusal->large = l;
-      continue;
-    }
+    if (!known && !memory.fits(l)) continue;
     best = l;
     best_s = seconds;
   }
@@ -374,9 +429,8 @@ Result<LayoutChoice> choose_by_degrees(const PlacementRequest& q,
   const int64_t needed = needed_slots(q).first;
   const int64_t slots = usable(q, offered);
   const Axes admitted = axes_of(q, slots, /*admitted=*/true);
-  const int64_t parameters =
-      q.shape ? geometry::ParamTable::make(q.shape->model).num_elements() : 0;
-  Refusal refusal;
+  MemoryLimit memory(q);
+  Status unfit = ok_status();
   // Far below the largest mesh it pays to skip some sizes: only the memory of a
   // few hosts can be the reason, and every size takes a while.
   constexpr int64_t kEverySize = 4096;
@@ -384,8 +438,8 @@ Result<LayoutChoice> choose_by_degrees(const PlacementRequest& q,
   for (int64_t world = most / unit * unit; world >= needed;
        world -=
        most - world < kEverySize ? unit : (world / 16 / unit + 1) * unit)
-    if (const auto best = best_of(q, world, admitted, parameters, &refusal)) {
-      *short_of_memory = refusal.large.has_value();
+    if (const auto best = best_of(q, world, admitted, memory, &unfit)) {
+      *short_of_memory = memory.nearest().has_value();
       if (const MeasuredStep* m = faster_and_smaller(q, *best, needed))
         return LayoutChoice{
             m->layout,
@@ -395,16 +449,15 @@ Result<LayoutChoice> choose_by_degrees(const PlacementRequest& q,
       return LayoutChoice{
           *best, limit_of(q, offered, *best, unit), prediction(q, *best), {}};
     }
-  *short_of_memory = refusal.large.has_value();
-  if (refusal.large) return fits(q, *refusal.large);
-  if (refusal.unfit.ok() && slots >= needed)  // say what the job does not admit
+  *short_of_memory = memory.nearest().has_value();
+  if (memory.nearest()) return fits(q, *memory.nearest());
+  if (unfit.ok() && slots >= needed)  // say what the job does not admit
     (void)best_of(q, slots / unit * unit, axes_of(q, slots, /*admitted=*/false),
-                  parameters, &refusal);
+                  memory, &unfit);
   if (slots >= needed)
-    return exhausted(
-        fmt::format("{} offered ({}), and no mesh of {} to {} runs the job: {}",
-                    plural(offered, "slot"), offers(q), needed, slots,
-                    refusal.unfit.message()));
+    return exhausted(fmt::format(
+        "{} offered ({}), and no mesh of {} to {} runs the job: {}",
+        plural(offered, "slot"), offers(q), needed, slots, unfit.message()));
   return too_few(q, offered);
 }
 
