@@ -66,9 +66,10 @@ Result<pb::Report> admit(const pb::Report& r, const ClusterView& view,
   // The clock of an earlier coordinator may have been far ahead.
   const uint64_t epoch =
       believed ? std::max(d.epoch(), r.coordinator_epoch()) : d.epoch();
-  RETURN_IF_ERROR(limits::check(r, {.generation = d.generation(),
-                                    .epoch = epoch,
-                                    .steps = most_steps(view, options)}));
+  const limits::Known known = {.generation = d.generation(),
+                               .epoch = epoch,
+                               .steps = most_steps(view, options)};
+  RETURN_IF_ERROR(limits::check(r, known));
   if (view.roster.members().size() >= limits::kMaxWorkers &&
       view.roster.find(r.worker()) == nullptr)
     return exhausted(fmt::format("the job has {} workers; no more are allowed",
@@ -92,6 +93,16 @@ Result<pb::Report> admit(const pb::Report& r, const ClusterView& view,
                a.ranks(rank.rank()).worker() != r.worker();
       });
   ranks.erase(foreign, ranks.end());
+  // Nobody can have states of steps that the job does not have, or of
+  // generations that did not begin.
+  auto& states = *out.mutable_holdings();
+  const int64_t last_generation = std::max(d.generation(), r.generation());
+  states.erase(std::remove_if(states.begin(), states.end(),
+                              [&](const auto& h) {
+                                return h.step() > known.steps ||
+                                       h.generation() > last_generation;
+                              }),
+               states.end());
   return out;
 }
 
@@ -124,7 +135,8 @@ std::vector<const pb::StepMetrics*> metrics_that_count(const pb::Report& r,
   const bool anybody = d.phase() == pb::Durable::WAITING ||
                        d.assignment().generation() < d.generation();
   const bool accepted = (anybody && may_know(r.generation())) ||
-                        participates(d, r.worker(), r.incarnation());
+                        (participates(d, r.worker(), r.incarnation()) &&
+                         has_ranks(d, r.worker()));
   std::vector<const pb::StepMetrics*> out;
   for (const pb::StepMetrics& s : r.metrics())
     if ((s.generation() < d.generation() && may_know(s.generation())) ||

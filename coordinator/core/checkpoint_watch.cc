@@ -45,7 +45,9 @@ std::vector<CheckpointWatch::Result> CheckpointWatch::observe(
   for (const auto& [name, m] : roster.members()) {
     if (!m.reported || m.report.generation() != generation) continue;
     for (const pb::RankStatus& s : m.report.ranks()) {
-      if (s.has_checkpoint_step() && s.checkpoint_step() > newest_step_ &&
+      // Rank 0 commits.
+      if (s.rank() == 0 && s.has_checkpoint_step() &&
+          s.checkpoint_step() > newest_step_ &&
           s.checkpoint_step() <= committed + 1) {
         newest_step_ = s.checkpoint_step();
         last_error_.clear();

@@ -19,9 +19,9 @@ struct ClusterView {
   const StepTimes* times = nullptr;  // null: nothing is known of them
   int64_t last_finished = 0;         // step in the metrics log
   int64_t saved_step = -1;  // of the newest checkpoint; -1: none is known
-  // Workers have been joining for so long that no decision waits for the next,
-  // nor uses one that has just joined.
-  bool keeps_joining = false;
+  // No decision waits for those who joined later, nor uses them: workers have
+  // been joining for too long.
+  int64_t joined_by_ms = INT64_MAX;
 };
 
 }  // namespace remesh::core

@@ -272,7 +272,7 @@ void Coordinator::reconcile_preparing() {
                      : change->must && !durable_.rescue()))
     return call_off(change->why);
   // A worker that was restarted may have lost its states with its host.
-  if (roster_.all_prepared(durable_) &&
+  if (roster_.all_prepared(durable_, gathering_.joined_by_ms(now_ms_)) &&
       source_is_there(roster_, durable_.assignment().source()))
     set_phase(pb::Durable::RUNNING);
 }

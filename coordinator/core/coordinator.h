@@ -168,7 +168,7 @@ class Coordinator {
             .times = &times_,
             .last_finished = ledger_.last_finished(),
             .saved_step = checkpoints_.newest_step(),
-            .keeps_joining = gathering_.keeps_joining(now_ms_)};
+            .joined_by_ms = gathering_.joined_by_ms(now_ms_)};
   }
   PlanInputs plan_inputs() const {
     return {.view = view(),

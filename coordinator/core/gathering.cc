@@ -15,10 +15,12 @@ void Gathering::observe(const Roster& roster, int64_t now_ms) {
 
 // Daemons that crash in a loop and a busy spot market must not delay the others
 // without end.
-bool Gathering::keeps_joining(int64_t now_ms) const {
+int64_t Gathering::joined_by_ms(int64_t now_ms) const {
   constexpr int64_t kMostWindows = 10;
   return joining_since_ms_ >= 0 &&
-         now_ms - joining_since_ms_ >= kMostWindows * join_window_ms_;
+                 now_ms - joining_since_ms_ >= kMostWindows * join_window_ms_
+             ? now_ms - join_window_ms_
+             : INT64_MAX;
 }
 
 bool Gathering::wait_for_room(const Shortages& short_of, int64_t now_ms) {
@@ -67,9 +69,10 @@ Gathering::Next Gathering::next(const ClusterView& view,
                         view.durable.assignment().ranks_size() > 0 &&
                         missing.empty();
   if (waits_for_joins_ && !all_back && policy.awaits_joins(view)) return {};
-  scanning_ = !keeps_state ||
-              (view.roster.inventories_known(view.durable.generation()) &&
-               !recovery.waiting(view, missing));
+  scanning_ =
+      !keeps_state || (view.roster.inventories_known(view.durable.generation(),
+                                                     view.joined_by_ms) &&
+                       !recovery.waiting(view, missing));
   return {.scan = scanning_};
 }
 

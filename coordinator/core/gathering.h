@@ -42,8 +42,9 @@ class Gathering {
 
   // Notes whether workers still join. REQUIRES: called after every input.
   void observe(const Roster& roster, int64_t now_ms);
-  // Whether they have done so for so long that nobody waits for the next.
-  bool keeps_joining(int64_t now_ms) const;
+  // Who joined later is not waited for: INT64_MAX, until workers have joined
+  // for too long.
+  int64_t joined_by_ms(int64_t now_ms) const;
   // No generation is planned before that time.
   void back_off(int64_t until_ms) { not_before_ms_ = until_ms; }
   // What to do now while there is no generation. job_finished: all of its steps

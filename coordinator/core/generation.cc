@@ -37,7 +37,9 @@ void Coordinator::plan(const CheckpointsScanned& scan) {
   }
   const auto wanted = policy_.place(now);
   if (!wanted.ok()) return;  // workers were lost during the scan
-  if (keeps_state_ && !roster_.inventories_known(durable_.generation())) return;
+  if (keeps_state_ &&
+      !roster_.inventories_known(durable_.generation(), now.joined_by_ms))
+    return;
   const Recovery::Decision decision = recovery_.decide(in, *wanted);
   if (decision.kind == Recovery::Decision::Kind::kWait) {
     if (decision.rescan_ms > 0)
@@ -57,7 +59,9 @@ void Coordinator::plan(const CheckpointsScanned& scan) {
   Plan next = make_plan(decision, plan_inputs(), gathering_.replicas_fit());
   if (!next.short_of.empty()) return wait_for_room(next);
   next.assignment.set_generation(number);
-  restore_steps(decision.generation, decision.source.step(), number);
+  // What is in memory proves nothing until it is restored (finish_steps()).
+  if (decision.source.kind() != pb::Source::MEMORY)
+    restore_steps(decision.generation, decision.source.step(), number);
   checkpoints_.go_back(decision.source.step(), scan, &durable_);
   begin_generation(decision, std::move(next), scan.valid);
 }
@@ -83,7 +87,9 @@ void Coordinator::begin_generation(
   pb::EventRecord e = mesh_event(a, mesh_before(durable_, ledger_), lost,
                                  decision.placement.reason);
   if (options_.job.train().max_skipped_steps() > 0)
-    add_past_steps(ledger_.before(a.source().step(), checkpoints), &a);
+    add_past_steps(
+        ledger_.before(decision.generation, a.source().step(), checkpoints),
+        &a);
   const auto unpinned = adopt_plan(std::move(plan), options_.job, &durable_);
   planned_ms_ = now_ms_;
   pause_.begin_generation();
@@ -125,9 +131,14 @@ void Coordinator::announce(const Roster::Changes& changes) {
 }
 
 void Coordinator::finish_steps(int64_t committed) {
+  const pb::Source& source = durable_.assignment().source();
+  if (source.kind() == pb::Source::MEMORY && committed >= source.step() &&
+      !backlog_full_)
+    restore_steps(source.states(0).generation(), source.step(),
+                  durable_.generation());
   // Steps that are computed again, or that an earlier life recorded, also show
   // that the generation makes progress.
-  if (committed > durable_.assignment().source().step()) {
+  if (committed > source.step()) {
     const bool first = detector_.note_progress();
     cordon([&](Cordoning& c) { return c.after_step(first); });
   }

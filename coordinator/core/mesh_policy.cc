@@ -64,8 +64,7 @@ bool MeshPolicy::is_set_aside(const ClusterView& view, const std::string& host,
 bool MeshPolicy::is_usable(const ClusterView& view, const std::string& worker,
                            const Roster::Member& m, bool everyone) const {
   // A daemon that crashes in a loop is not there for long.
-  const bool stays = !view.keeps_joining || view.now_ms - m.joined_ms >=
-                                                job_.elastic().join_window_ms();
+  const bool stays = m.joined_ms <= view.joined_by_ms;
   return m.alive && m.reported && !m.sent_away && m.report.slots() >= 0 &&
          (everyone || !m.leaving()) && (everyone || stays) &&
          !is_set_aside(view, m.report.host(), worker, everyone);
@@ -226,7 +225,7 @@ bool MeshPolicy::wants_hardware() const {
 
 bool MeshPolicy::awaits_hardware(const ClusterView& view) const {
   constexpr int64_t kLongestMs = 5000;
-  if (!wants_hardware() || view.keeps_joining ||
+  if (!wants_hardware() || view.joined_by_ms != INT64_MAX ||
       view.now_ms - view.roster.last_join_ms() >= kLongestMs)
     return false;
   const auto& members = view.roster.members();
@@ -238,7 +237,8 @@ bool MeshPolicy::awaits_hardware(const ClusterView& view) const {
 
 bool MeshPolicy::awaits_joins(const ClusterView& view) const {
   const int64_t ago_ms = view.now_ms - view.roster.last_join_ms();
-  return (!view.keeps_joining && ago_ms < job_.elastic().join_window_ms()) ||
+  return (view.joined_by_ms == INT64_MAX &&
+          ago_ms < job_.elastic().join_window_ms()) ||
          awaits_hardware(view);
 }
 

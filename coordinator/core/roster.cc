@@ -268,7 +268,10 @@ void Roster::on_unwritten(int64_t ms) {
 }
 
 void Roster::begin_phase() {
-  for (auto& [name, m] : members_) m.reports_in_phase = 0;
+  for (auto& [name, m] : members_) {
+    m.reports_in_phase = 0;
+    if (std::exchange(m.done_since_ms, -1) >= 0) m.awaited_since_ms = -1;
+  }
 }
 
 void Roster::begin_generation() {
@@ -357,17 +360,21 @@ bool Roster::all_started(const pb::Durable& durable) const {
   return true;
 }
 
-bool Roster::all_prepared(const pb::Durable& durable) const {
+bool Roster::all_prepared(const pb::Durable& durable,
+                          int64_t joined_by_ms) const {
   return std::ranges::all_of(members_, [&](const auto& m) {
-    return !m.second.alive ||
-           (m.second.reported && !m.second.awaited(durable, m.first));
+    const auto& [name, member] = m;
+    return !member.alive ||
+           (member.joined_ms > joined_by_ms &&
+            live_participant(durable, name) == nullptr) ||
+           (member.reported && !member.awaited(durable, name));
   });
 }
 
 std::string Roster::started_early(const pb::Durable& durable, bool late) const {
   for (const pb::Durable::Member& p : durable.participants()) {
     const Member* m = live_participant(durable, p.name());
-    if (m == nullptr || !m->reported ||
+    if (m == nullptr || !m->reported || !has_ranks(durable, p.name()) ||
         m->report.generation() != durable.generation())
       continue;
     const pb::Report::State state = m->report.state();
@@ -378,9 +385,10 @@ std::string Roster::started_early(const pb::Durable& durable, bool late) const {
   return "";
 }
 
-bool Roster::inventories_known(int64_t generation) const {
+bool Roster::inventories_known(int64_t generation, int64_t joined_by_ms) const {
   return std::ranges::all_of(members_, [&](const auto& m) {
     return !m.second.alive || m.second.sent_away ||
+           m.second.joined_ms > joined_by_ms ||
            offers_nothing(m.second.report) ||
            m.second.inventory_known(generation);
   });

@@ -66,8 +66,10 @@ class Roster {
     int reports_in_phase = 0;      // since the current phase began
     std::string revoked;           // why it will not be heard again
     std::string death;             // why it is not alive
-    // It reports, and does not do what the phase waits for.
+    // It reports, and does not do what the phase waits for; or has done it
+    // since then, but for too short a time to count.
     int64_t awaited_since_ms = -1;
+    int64_t done_since_ms = -1;
     bool given_up = false;             // for that; not alive
     int64_t directive_ms = -1;         // when the last directive was sent
     DirectiveKey last_sent;            // its key
@@ -190,16 +192,17 @@ class Roster {
   bool all_quiesced(const pb::Durable& durable) const;
   // Every live participant has received RUN.
   bool all_started(const pb::Durable& durable) const;
-  // Every live member, participant or not, is fenced at the generation and has
-  // no rank alive; participants are PREPARED.
-  bool all_prepared(const pb::Durable& durable) const;
-  // A live participant that was told to run the generation before, although it
-  // is only being prepared: the journal is older than that. "" if there is
-  // none.
+  // Every live member, participant or not, that had joined by then is fenced at
+  // the generation and has no rank alive; participants are PREPARED.
+  bool all_prepared(const pb::Durable& durable, int64_t joined_by_ms) const;
+  // A live participant with ranks that was told to run the generation before,
+  // although it is only being prepared: the journal is older than that. "" if
+  // there is none.
   // late: one that is fenced and idle would have prepared it by now, so it has
   // also ended it before.
   std::string started_early(const pb::Durable& durable, bool late) const;
-  bool inventories_known(int64_t generation) const;
+  // Of those who had joined by then.
+  bool inventories_known(int64_t generation, int64_t joined_by_ms) const;
   // For whom the phase has waited for some time, and what they have to do; ""
   // if for nobody.
   std::string awaited_text(const pb::Durable& durable, int64_t now_ms) const;

@@ -116,10 +116,17 @@ std::string Roster::death_of(const Member& m, int64_t dead_after_ms,
 // to its last report: silence is judged by dead_after_ms alone.
 void Roster::watch_wait(const pb::Durable& durable, const std::string& name,
                         int64_t now_ms, Member* m) const {
+  constexpr int64_t kCountsMs = 2000;
   const auto what = m->awaited(durable, name);
-  if (!what) {
-    m->awaited_since_ms = -1;
-  } else if (m->awaited_since_ms < 0) {
+  if (!what && m->awaited_since_ms >= 0) {
+    // One that does it for a moment only keeps all waiting as well.
+    if (m->done_since_ms < 0) m->done_since_ms = now_ms;
+    if (now_ms - m->done_since_ms >= kCountsMs)
+      m->awaited_since_ms = m->done_since_ms = -1;
+  }
+  if (!what) return;
+  m->done_since_ms = -1;
+  if (m->awaited_since_ms < 0) {
     m->awaited_since_ms = now_ms;
   } else if (m->heard_ms - m->awaited_since_ms > kAwaitedMs) {
     m->given_up = true;

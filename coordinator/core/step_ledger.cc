@@ -58,7 +58,8 @@ bool StepLedger::abandon_between(int64_t generation, int64_t step, int64_t next,
 }
 
 std::vector<pb::StepMetrics> StepLedger::before(
-    int64_t step, const std::vector<CheckpointInfo>& checkpoints) const {
+    int64_t generation, int64_t step,
+    const std::vector<CheckpointInfo>& checkpoints) const {
   const CheckpointInfo* newest = nullptr;
   for (const CheckpointInfo& c : checkpoints)
     if (c.step <= step && (newest == nullptr || c.step > newest->step) &&
@@ -75,6 +76,11 @@ std::vector<pb::StepMetrics> StepLedger::before(
     if (const auto it = known.find(s);
         it == known.end() || it->second.generation() < m.generation())
       add(m);
+  for (int64_t s = last_finished_ + 1; s <= step; ++s) {
+    const pb::StepMetrics* m = find(generation, s);
+    if (m == nullptr) break;
+    add(*m);
+  }
   std::vector<pb::StepMetrics> out;
   int64_t updates = 0;
   for (auto it = known.rbegin();

@@ -64,11 +64,13 @@ class StepLedger {
   const pb::StepMetrics* last_metrics() const {
     return recent_.empty() ? nullptr : &recent_.back();
   }
-  // The newest steps up to that one of which kRecentUpdates made their update,
-  // in order, as the newest generation made them, without those whose metrics
-  // are lost. The newest of the checkpoints up to that step has older ones.
+  // The newest steps up to that one of a state of `generation` of which
+  // kRecentUpdates made their update, in order, as the newest generation made
+  // them, without those whose metrics are lost. The newest of the checkpoints
+  // up to that step has older ones.
   std::vector<pb::StepMetrics> before(
-      int64_t step, const std::vector<CheckpointInfo>& checkpoints) const;
+      int64_t generation, int64_t step,
+      const std::vector<CheckpointInfo>& checkpoints) const;
   const std::vector<FirstStep>& first_steps() const { return first_steps_; }
 
  private:

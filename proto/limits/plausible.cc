@@ -6,6 +6,7 @@
 #include <algorithm>
 #include <cctype>
 #include <cmath>
+#include <set>
 
 namespace remesh::limits {
 namespace {
@@ -175,8 +176,13 @@ Status check(const pb::Report& r, const Known& known) {
   RETURN_IF_ERROR(at_most("steps", r.metrics_size(), kMaxMetrics));
   RETURN_IF_ERROR(at_most("states", r.holdings_size(), kMaxHoldings));
   RETURN_IF_ERROR(at_most("damages", r.damaged_size(), kMaxHoldings));
-  for (const pb::RankStatus& s : r.ranks())
+  std::set<int> ranks;
+  for (const pb::RankStatus& s : r.ranks()) {
     RETURN_IF_ERROR(check_rank(s, known.steps));
+    if (!ranks.insert(s.rank()).second)
+      return invalid_argument(
+          fmt::format("ranks.rank = {}: occurs twice", s.rank()));
+  }
   for (const pb::StepMetrics& m : r.metrics())
     RETURN_IF_ERROR(check_metrics(m, known.steps));
   for (const pb::StateHolding& h : r.holdings())

@@ -193,6 +193,32 @@ TEST_F(Admission, RanksAreAcceptedOnlyFromTheWorkerThatRunsThem) {
   EXPECT_EQ(core_.status().checkpoint_step(), 5);
 }
 
+TEST_F(Admission, StatesThatNobodyCanHaveAreNotBelieved) {
+  pb::Report r = report("b", 1);
+  merge_text("generation: 1 has_inventory: true", &r);
+  for (const auto& [step, generation] :
+       {std::pair{1000, 1}, {1001, 1}, {1000, 2}, {1, 1}}) {
+    pb::StateHolding* h = r.add_holdings();
+    merge_text("sharding { mesh { dp: 1 pp: 1 tp: 1 cp: 1 } chunks: 1 }", h);
+    h->set_step(step);
+    h->set_generation(generation);
+  }
+  EXPECT_TRUE(all_of<Refuse>(give(r)).empty());
+  const auto& states = core_.roster().find("b")->report.holdings();
+  ASSERT_EQ(states.size(), 2);
+  EXPECT_EQ(states[0].step(), 1000);
+  EXPECT_EQ(states[1].step(), 1);
+}
+
+TEST_F(Admission, ARankIsReportedOnce) {
+  pb::Report r = running_report("a", 4, 0, 1);
+  r.set_slots(2);
+  *r.add_ranks() = r.ranks(0);
+  const auto refused = all_of<Refuse>(give(r));
+  ASSERT_EQ(refused.size(), 1U);
+  EXPECT_HAS(refused[0].refusal.reason(), "ranks.rank = 0: occurs twice");
+}
+
 TEST_F(Admission, AMachineWithTheSameHostNameCannotTakeAWorkerName) {
   const auto of_machine = [](const std::string& worker, uint64_t id,
                              uint64_t incarnation) {

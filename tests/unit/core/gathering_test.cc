@@ -19,7 +19,7 @@ class GatheringTest : public ::testing::Test, protected RosterFixture {
   Gathering::Next next(int64_t now_ms, bool job_finished = false) {
     gathering_.observe(roster, now_ms);
     ClusterView now = view(now_ms);
-    now.keeps_joining = gathering_.keeps_joining(now_ms);
+    now.joined_by_ms = gathering_.joined_by_ms(now_ms);
     return gathering_.next(now, *policy_, retention_, recovery_, job_finished);
   }
 
@@ -94,7 +94,7 @@ TEST_F(GatheringTest, AStallOfTheCoordinatorIsNoTimeOfJoins) {
   const int64_t stalled_until = 100 + 20 * kJoinWindowMs;
   hear_all({"b"}, stalled_until);
   (void)next(stalled_until);
-  EXPECT_FALSE(gathering_.keeps_joining(stalled_until));
+  EXPECT_EQ(gathering_.joined_by_ms(stalled_until), INT64_MAX);
   EXPECT_FALSE(next(stalled_until + kJoinWindowMs - 1).scan) << "more may join";
 }
 

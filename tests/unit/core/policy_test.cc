@@ -307,12 +307,12 @@ TEST_F(MeshPolicyTest, WantsALargerMeshAfterTheJoinWindow) {
   EXPECT_FALSE(change->must);
   EXPECT_FALSE(policy.wanted_change(view(6000), 7000)) << "put off";
   ClusterView soon = view(5999);
-  soon.keeps_joining = true;
+  soon.joined_by_ms = 4999;
   EXPECT_FALSE(policy.wanted_change(soon, 0)) << "b may be gone soon";
   hear_all({"c"}, 6500);
   ClusterView later = view(6500);
   EXPECT_FALSE(policy.wanted_change(later, 0));
-  later.keeps_joining = true;
+  later.joined_by_ms = 5500;
   EXPECT_TRUE(policy.wanted_change(later, 0)) << "there is always one more";
   EXPECT_EQ(world(policy.place(later)), 2) << "without c";
 }

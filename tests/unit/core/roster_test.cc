@@ -200,6 +200,49 @@ TEST_F(RosterTest, EveryPhaseWaitsForALiveMemberWithinALimit) {
   }
 }
 
+TEST_F(RosterTest, AMemberThatIsReadyForAMomentOnlyIsGivenUp) {
+  const pb::Durable d = running({"a"}, pb::Durable::PREPARING);
+  roster_.on_report(report("a", 1), d, kSilentMs, 0);
+  int64_t given_up_ms = -1;
+  for (int64_t now = 100; now < 2 * kAwaitedMs && given_up_ms < 0; now += 100) {
+    pb::Report r = report("a", 1 + static_cast<uint64_t>(now));
+    r.set_generation(1);
+    // Ready for a second of ten.
+    if (now % 10'000 < 1000)
+      r.set_state(pb::Report::PREPARED);
+    else
+      r.set_busy(true);
+    roster_.on_report(r, d, kSilentMs, now);
+    if (!roster_.expire(d, kDeadMs, now).empty()) given_up_ms = now;
+  }
+  EXPECT_GT(given_up_ms, kAwaitedMs);
+  EXPECT_HAS(roster_.find("a")->death, "end its older ranks");
+}
+
+// Otherwise any worker could end every generation.
+TEST_F(RosterTest, OnlyAMemberWithRanksStartsEarly) {
+  pb::Durable d = running({"a", "b"}, pb::Durable::PREPARING);
+  d.mutable_assignment()->mutable_workers()->DeleteSubrange(1, 1);
+  d.mutable_assignment()->mutable_ranks()->DeleteSubrange(1, 1);
+  for (const char* name : {"b", "a"}) {
+    pb::Report r = report(name, 1);
+    r.set_generation(1);
+    r.set_state(pb::Report::RUNNING);
+    roster_.on_report(r, d, kSilentMs, 0);
+    EXPECT_EQ(roster_.started_early(d, /*late=*/false),
+              std::string(name) == "a" ? "a" : "");
+  }
+}
+
+TEST_F(RosterTest, StatesOfThoseWhoJoinedLateAreNotAwaited) {
+  pb::Report a = report("a", 1);
+  merge_text("has_inventory: true state: IDLE", &a);
+  roster_.on_report(a, d_, kSilentMs, 0);
+  roster_.on_report(report("b", 1), d_, kSilentMs, 100);
+  EXPECT_FALSE(roster_.inventories_known(0, 100));
+  EXPECT_TRUE(roster_.inventories_known(0, 99));
+}
+
 TEST_F(RosterTest, ASilentMemberIsNotAwaited) {
   constexpr int64_t kLong = 10 * kAwaitedMs;
   const pb::Durable d = running({"a"}, pb::Durable::ABORTING);
@@ -217,11 +260,11 @@ TEST_F(RosterTest, AMemberWithoutSlotsDelaysNothing) {
   pb::Report none = report("z", 1);
   none.set_slots(0);
   roster_.on_report(none, d, kSilentMs, 0);
-  EXPECT_TRUE(roster_.all_prepared(d));
+  EXPECT_TRUE(roster_.all_prepared(d, INT64_MAX));
   none.set_seq(2);
   none.set_busy(true);
   roster_.on_report(none, d, kSilentMs, 1);
-  EXPECT_FALSE(roster_.all_prepared(d)) << "it still has a rank";
+  EXPECT_FALSE(roster_.all_prepared(d, INT64_MAX)) << "it still has a rank";
 }
 
 TEST_F(RosterTest, AWorkerLeavesOnceHoweverOftenItSaysSo) {
@@ -423,19 +466,20 @@ TEST_F(RosterTest, AllArePreparedWhenNoOlderRankIsAlive) {
   a.set_generation(1);
   a.set_state(pb::Report::PREPARED);
   roster_.on_report(a, d, kSilentMs, 0);
-  EXPECT_TRUE(roster_.all_prepared(d));
+  EXPECT_TRUE(roster_.all_prepared(d, INT64_MAX));
   pb::Report outsider = report("z", 1);
   roster_.on_report(outsider, d, kSilentMs, 0);
-  EXPECT_FALSE(roster_.all_prepared(d)) << "z is not fenced";
+  EXPECT_FALSE(roster_.all_prepared(d, INT64_MAX)) << "z is not fenced";
+  EXPECT_TRUE(roster_.all_prepared(d, -1)) << "z joined too late";
   outsider.set_seq(2);
   outsider.set_generation(1);
   outsider.set_busy(true);
   roster_.on_report(outsider, d, kSilentMs, 1);
-  EXPECT_FALSE(roster_.all_prepared(d)) << "z has a rank alive";
+  EXPECT_FALSE(roster_.all_prepared(d, INT64_MAX)) << "z has a rank alive";
   outsider.set_seq(3);
   outsider.set_busy(false);
   roster_.on_report(outsider, d, kSilentMs, 2);
-  EXPECT_TRUE(roster_.all_prepared(d));
+  EXPECT_TRUE(roster_.all_prepared(d, INT64_MAX));
 }
 
 TEST_F(RosterTest, ALongSilenceHardlyCountsAsTimeWithoutProgress) {

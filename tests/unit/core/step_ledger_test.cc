@@ -47,7 +47,7 @@ TEST(StepLedger, KnowsTheNewestStepsOfTheLogAndSince) {
   StepLedger ledger(600, log, {{1, 1}});
   ledger.report(step(1, 601));
   ASSERT_EQ(ledger.advance(1, 601).size(), 1U);
-  const auto recent = ledger.before(601, {});
+  const auto recent = ledger.before(1, 601, {});
   EXPECT_EQ(recent.back().step(), 601);
   for (size_t i = 1; i < recent.size(); ++i)
     ASSERT_EQ(recent[i].step(), recent[i - 1].step() + 1);
@@ -64,11 +64,11 @@ TEST(StepLedger, KnowsTheStepsBeforeAnOlderState) {
   CheckpointInfo saved{.step = 200};
   for (int64_t n = 1; n <= 200; ++n) saved.recent.push_back(step(1, n));
   StepLedger ledger(350, log, {{1, 1}});
-  const auto first = ledger.before(200, {saved});
+  const auto first = ledger.before(1, 200, {saved});
   ASSERT_EQ(first.size(), size_t{StepLedger::kRecentUpdates});
   EXPECT_EQ(first.back().step(), 200);
   for (int64_t n = 201; n <= 300; ++n) ledger.report(step(2, n));
-  const auto second = ledger.before(260, {saved});
+  const auto second = ledger.before(2, 260, {saved});
   ASSERT_EQ(second.size(), size_t{StepLedger::kRecentUpdates});
   for (size_t i = 0; i < second.size(); ++i) {
     const int64_t n = 260 - StepLedger::kRecentUpdates + 1 + int64_t(i);
@@ -76,6 +76,11 @@ TEST(StepLedger, KnowsTheStepsBeforeAnOlderState) {
     EXPECT_EQ(second[i].generation(), n <= 200 ? 1 : 2);
   }
   EXPECT_EQ(ledger.last_finished(), 350);
+  // Reported, not finished, and restored from memory.
+  for (const int64_t n : {351, 352, 354}) ledger.report(step(2, n));
+  EXPECT_EQ(ledger.before(2, 352, {saved}).back().step(), 352);
+  EXPECT_EQ(ledger.before(2, 354, {saved}).back().step(), 352) << "353 is lost";
+  EXPECT_EQ(ledger.before(1, 352, {saved}).back().step(), 350);
 }
 
 // After a long time without a coordinator workers have only the newest ones.
