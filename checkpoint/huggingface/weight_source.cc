@@ -8,7 +8,6 @@
 #include <vector>
 
 #include "checkpoint/manifest/scan.h"
-#include "checkpoint/store/store.h"
 #include "proto/base/text.h"
 #include "proto/base/xxh3.h"
 
@@ -60,6 +59,8 @@ Result<WeightSource> WeightSource::open_at(FileSystem& fs,
                    manifest::read_checkpoint(fs, source.path_));
   ASSIGN_OR_RETURN(source.model_,
                    manifest::model_config(source.manifest_.model()));
+  ASSIGN_OR_RETURN(source.shards_,
+                   store::open_shards(fs, source.path_, source.manifest_));
   if (source.model_.lora.rank > 0)
     RETURN_IF_ERROR(
         source.open_base(base.empty() ? source.manifest_.base() : base, depth));
@@ -85,7 +86,7 @@ Status WeightSource::open_base(const std::string& path, int depth) {
                         .with_context(path_));
   Adapters a{.table = geometry::ParamTable::make(model_), .values = {}};
   a.values.resize(static_cast<size_t>(a.table.num_elements()));
-  RETURN_IF_ERROR(store::load(*fs_, path_, manifest_, a.table,
+  RETURN_IF_ERROR(store::load(shards_, path_, manifest_, a.table,
                               geometry::whole_pieces(a.table),
                               {.weights = a.values}));
   adapters_ = std::make_shared<const Adapters>(std::move(a));
@@ -168,7 +169,7 @@ Status WeightSource::load(const geometry::ParamTable& table,
     return ok_status();
   }
   if (!folder_)
-    return store::load(*fs_, path_, manifest_, table, pieces,
+    return store::load(shards_, path_, manifest_, table, pieces,
                        {.weights = weights});
   // In bands of rows, because a large piece of slow storage takes minutes, and
   // so that the weights are not in memory twice, here and as pages of the file.

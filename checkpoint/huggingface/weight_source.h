@@ -1,6 +1,9 @@
 // WeightSource: the weights of a model, in a Hugging Face folder or in a
 // checkpoint, of any mesh. Only what is asked for is read. Adapters are read as
 // a whole, and added to the weights of the model that they belong to.
+//
+// The files stay open, so that a checkpoint that a run removes meanwhile is
+// read to its end. Threads: one at a time.
 #pragma once
 
 #include <functional>
@@ -12,6 +15,7 @@
 #include "checkpoint/huggingface/adapters.h"
 #include "checkpoint/huggingface/model_folder.h"
 #include "checkpoint/manifest/manifest.h"
+#include "checkpoint/store/store.h"
 #include "parallel/geometry/slice.h"
 
 namespace remesh::huggingface {
@@ -71,6 +75,7 @@ class WeightSource {
   geometry::ModelConfig model_;
   std::optional<ModelFolder> folder_;  // else it is a checkpoint
   pb::Manifest manifest_;
+  store::OpenShards shards_;
   std::shared_ptr<const Adapters> adapters_;
   std::shared_ptr<const WeightSource> base_;  // of the adapters
 };

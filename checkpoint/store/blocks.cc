@@ -39,9 +39,9 @@ Status write_list(File& file, std::span<const std::byte> list,
 class VerifiedFile final : public File {
  public:
   static Result<std::unique_ptr<VerifiedFile>> open(
-      FileSystem& fs, const std::string& path, const pb::ShardFile& shard) {
+      std::shared_ptr<File> file, const std::string& path,
+      const pb::ShardFile& shard) {
     CHECK(shard.block_bytes() > 0);
-    ASSIGN_OR_RETURN(auto file, fs.open(path));
     ASSIGN_OR_RETURN(const uint64_t bytes, file->size());
     const uint64_t data = shard.data_bytes();
     const uint64_t list_bytes =
@@ -65,7 +65,7 @@ class VerifiedFile final : public File {
   }
   Status truncate(uint64_t) override { return read_only(); }
   Status sync() override { return ok_status(); }
-  Status close() override { return file_->close(); }
+  Status close() override { return ok_status(); }  // others may read on
   Result<uint64_t> size() override { return data_bytes_; }
 
   // Full blocks are read into the caller's memory and verified there; a part of
@@ -120,7 +120,7 @@ class VerifiedFile final : public File {
   }
 
  private:
-  VerifiedFile(std::unique_ptr<File> file, std::string path,
+  VerifiedFile(std::shared_ptr<File> file, std::string path,
                std::vector<std::byte> list, uint64_t data_bytes,
                uint64_t block_bytes)
       : file_(std::move(file)),
@@ -160,7 +160,7 @@ class VerifiedFile final : public File {
     return ok_status();
   }
 
-  const std::unique_ptr<File> file_;
+  const std::shared_ptr<File> file_;
   const std::string path_;
   const std::vector<std::byte> list_;
   const uint64_t data_bytes_;
@@ -277,7 +277,9 @@ Status append_sums(File& file, uint64_t data_bytes, pb::ShardFile& shard,
 Result<std::vector<BadBlock>> find_bad_blocks(FileSystem& fs,
                                               const std::string& path,
                                               const pb::ShardFile& shard) {
-  ASSIGN_OR_RETURN(const auto file, VerifiedFile::open(fs, path, shard));
+  ASSIGN_OR_RETURN(auto opened, fs.open(path));
+  ASSIGN_OR_RETURN(const auto file,
+                   VerifiedFile::open(std::move(opened), path, shard));
   std::vector<BadBlock> bad;
   std::vector<std::byte> buffer;
   for (uint64_t b = 0; b < file->count(); ++b) {
@@ -287,11 +289,12 @@ Result<std::vector<BadBlock>> find_bad_blocks(FileSystem& fs,
   return bad;
 }
 
-Result<std::unique_ptr<File>> open_verified(FileSystem& fs,
+Result<std::unique_ptr<File>> open_verified(std::shared_ptr<File> file,
                                             const std::string& path,
                                             const pb::ShardFile& shard) {
-  ASSIGN_OR_RETURN(auto file, VerifiedFile::open(fs, path, shard));
-  return std::unique_ptr<File>(std::move(file));
+  ASSIGN_OR_RETURN(auto verified,
+                   VerifiedFile::open(std::move(file), path, shard));
+  return std::unique_ptr<File>(std::move(verified));
 }
 
 std::string text(const BadBlock& block) {

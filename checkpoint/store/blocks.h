@@ -69,10 +69,10 @@ Result<std::vector<BadBlock>> find_bad_blocks(FileSystem& fs,
                                               const std::string& path,
                                               const pb::ShardFile& shard);
 
-// Opens the data of a shard for reading: size() is data_bytes, and read_at()
-// verifies what it returns or fails with Corrupt, naming file and block.
-// REQUIRES: shard.block_bytes() > 0.
-Result<std::unique_ptr<File>> open_verified(FileSystem& fs,
+// The data of the shard in `file`, for reading: size() is data_bytes, and
+// read_at() verifies what it returns or fails with Corrupt, naming `path` and
+// block. REQUIRES: shard.block_bytes() > 0.
+Result<std::unique_ptr<File>> open_verified(std::shared_ptr<File> file,
                                             const std::string& path,
                                             const pb::ShardFile& shard);
 

@@ -1,6 +1,7 @@
 #include <fmt/format.h>
 
 #include <algorithm>
+#include <functional>
 #include <span>
 
 #include "checkpoint/manifest/read_plan.h"
@@ -41,11 +42,16 @@ Status read_part(Hdf5Reader& reader, const std::string& path,
                             copy.to_stride);
 }
 
-Status load_shard(FileSystem& fs, const std::string& dir, const pb::Manifest& m,
-                  std::span<const Read> reads, const StateView& state) {
-  const pb::ShardFile& shard = m.shards(reads.front().shard);
+using OpenShard =
+    std::function<Result<std::unique_ptr<Hdf5Reader>>(int, const std::string&)>;
+
+Status load_shard(const OpenShard& open, const std::string& dir,
+                  const pb::Manifest& m, std::span<const Read> reads,
+                  const StateView& state) {
+  const int index = reads.front().shard;
+  const pb::ShardFile& shard = m.shards(index);
   const std::string file = path_join(dir, shard.name());
-  ASSIGN_OR_RETURN(const auto reader, open_shard(fs, file, shard));
+  ASSIGN_OR_RETURN(const auto reader, open(index, file));
   ASSIGN_OR_RETURN(const Dims step, reader->attribute("/", "step"));
   if (step != Dims{m.step()})
     return corrupt(file + ": is not of step " + std::to_string(m.step()));
@@ -65,21 +71,49 @@ Status load_shard(FileSystem& fs, const std::string& dir, const pb::Manifest& m,
   return ok_status();
 }
 
-}  // namespace
-
-Status load(FileSystem& fs, const std::string& path, const pb::Manifest& m,
-            const geometry::ParamTable& table, std::span<const Piece> pieces,
-            const StateView& state) {
+Status load_shards(const OpenShard& open, const std::string& path,
+                   const pb::Manifest& m, const geometry::ParamTable& table,
+                   std::span<const Piece> pieces, const StateView& state) {
   ASSIGN_OR_RETURN(std::vector<Read> reads,
                    manifest::plan_reads(m, table, pieces).with_context(path));
   for (auto first = reads.begin(); first != reads.end();) {
     const auto last = std::find_if(first, reads.end(), [&](const Read& r) {
       return r.shard != first->shard;
     });
-    RETURN_IF_ERROR(load_shard(fs, path, m, std::span(first, last), state));
+    RETURN_IF_ERROR(load_shard(open, path, m, std::span(first, last), state));
     first = last;
   }
   return ok_status();
+}
+
+}  // namespace
+
+Status load(FileSystem& fs, const std::string& path, const pb::Manifest& m,
+            const geometry::ParamTable& table, std::span<const Piece> pieces,
+            const StateView& state) {
+  const auto open = [&](int shard, const std::string& file) {
+    return open_shard(fs, file, m.shards(shard));
+  };
+  return load_shards(open, path, m, table, pieces, state);
+}
+
+Result<OpenShards> open_shards(FileSystem& fs, const std::string& path,
+                               const pb::Manifest& m) {
+  OpenShards files;
+  for (const pb::ShardFile& shard : m.shards()) {
+    ASSIGN_OR_RETURN(auto file, fs.open(path_join(path, shard.name())));
+    files.push_back(std::move(file));
+  }
+  return files;
+}
+
+Status load(const OpenShards& files, const std::string& path,
+            const pb::Manifest& m, const geometry::ParamTable& table,
+            std::span<const Piece> pieces, const StateView& state) {
+  const auto open = [&](int shard, const std::string& file) {
+    return open_shard(files[static_cast<size_t>(shard)], file, m.shards(shard));
+  };
+  return load_shards(open, path, m, table, pieces, state);
 }
 
 }  // namespace remesh::store

@@ -90,8 +90,15 @@ Result<ShardLayout> lay_out(const SaveId& id, const ParamTable& table,
 Result<std::unique_ptr<Hdf5Reader>> open_shard(FileSystem& fs,
                                                const std::string& path,
                                                const pb::ShardFile& shard) {
-  ASSIGN_OR_RETURN(auto file, open_verified(fs, path, shard));
-  return Hdf5Reader::open(std::move(file), path);
+  ASSIGN_OR_RETURN(auto file, fs.open(path));
+  return open_shard(std::move(file), path, shard);
+}
+
+Result<std::unique_ptr<Hdf5Reader>> open_shard(std::shared_ptr<File> file,
+                                               const std::string& path,
+                                               const pb::ShardFile& shard) {
+  ASSIGN_OR_RETURN(auto verified, open_verified(std::move(file), path, shard));
+  return Hdf5Reader::open(std::move(verified), path);
 }
 
 }  // namespace remesh::store

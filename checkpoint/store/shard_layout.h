@@ -60,8 +60,11 @@ Result<ShardLayout> lay_out(const SaveId& id, const geometry::ParamTable& table,
                             const pb::ShardFile& shard);
 
 // Opens a shard such that only verified bytes are read. Corrupt, naming the
-// file, when it does not match the manifest.
+// file, when it does not match the manifest. The second one reads from `file`.
 Result<std::unique_ptr<Hdf5Reader>> open_shard(FileSystem& fs,
+                                               const std::string& path,
+                                               const pb::ShardFile& shard);
+Result<std::unique_ptr<Hdf5Reader>> open_shard(std::shared_ptr<File> file,
                                                const std::string& path,
                                                const pb::ShardFile& shard);
 

@@ -31,6 +31,7 @@
 
 #include <cstdint>
 #include <functional>
+#include <memory>
 #include <optional>
 #include <span>
 #include <string>
@@ -40,6 +41,7 @@
 #include "checkpoint/manifest/manifest.h"
 #include "parallel/geometry/param_table.h"
 #include "parallel/geometry/state_vectors.h"
+#include "proto/base/file_system.h"
 #include "proto/base/status.h"
 
 namespace remesh::store {
@@ -141,6 +143,20 @@ Status abandon(FileSystem& fs, const std::string& folder, const SaveId& id);
 //
 // Everything that is used is verified (see above).
 Status load(FileSystem& fs, const std::string& path,
+            const pb::Manifest& manifest, const geometry::ParamTable& table,
+            std::span<const geometry::Piece> pieces,
+            const geometry::StateView& state);
+
+// The files of a checkpoint's shards. While they are open, retention takes
+// nothing from a reader: a file that is removed keeps its bytes. (Not so on a
+// network file system, if another host removes it.)
+using OpenShards = std::vector<std::shared_ptr<File>>;
+// Needs a descriptor for each shard. Fails like FileSystem::open().
+Result<OpenShards> open_shards(FileSystem& fs, const std::string& path,
+                               const pb::Manifest& manifest);
+// Like load() above, from open_shards() of that checkpoint, whose `path` is for
+// messages only. One load of the same files at a time.
+Status load(const OpenShards& files, const std::string& path,
             const pb::Manifest& manifest, const geometry::ParamTable& table,
             std::span<const geometry::Piece> pieces,
             const geometry::StateView& state);

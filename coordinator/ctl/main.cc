@@ -49,6 +49,7 @@ void refuse_empty_values(CLI::App* verb) {
 
 int main(int argc, char** argv) {
   begin_program();
+  raise_file_limit();  // a file per shard of a checkpoint
   CLI::App app("remesh trains language models on machines that come and go.");
   app.name("remesh");
   app.footer(std::string(kFooter) + "\n" + std::string(kExitCodesHelp));

@@ -36,6 +36,7 @@ int sample_main(int argc, char** argv) {
 
 int main(int argc, char** argv) {
   remesh::begin_program();
+  remesh::raise_file_limit();  // a file per shard of a checkpoint
   // OpenMP reads it before main(). Its threads spin for some 30 us, as long as
   // the parts of a token follow each other, and leave the cores to others after
   // that.

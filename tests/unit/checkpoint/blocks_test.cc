@@ -84,7 +84,8 @@ TEST(Blocks, OnlyTheBlocksReadAreVerified) {
     ASSERT_EQ(bad->size(), 1U);
     EXPECT_LE((*bad)[0].begin, hit);
     EXPECT_GT((*bad)[0].end, hit);
-    ASSERT_OK_AND(const auto file, open_verified(fs, "f", shard));
+    ASSERT_OK_AND(const auto file,
+                  open_verified(fs.open("f").value(), "f", shard));
     EXPECT_EQ(*file->size(), data.size());
     for (int k = 0; k < 30; ++k) {
       const size_t begin = rng() % data.size();

@@ -124,6 +124,28 @@ TEST(Transfer, ExportsWhatAnyNumberOfRanksSaved) {
   }
 }
 
+// As retention does it, between two blocks of the export.
+TEST(Transfer, ExportsToItsEndWhatIsRemovedMeanwhile) {
+  const auto table = geometry::ParamTable::make(small_model());
+  const store::State state = store::random_state(table.num_elements(), 3);
+  MemoryFileSystem fs;
+  ASSERT_OK_AND(const auto saved,
+                store::save(fs, "c", {7, 1}, table, state, 3));
+  const ExportOptions options = {.dtype = Dtype::kFp32, .shard_bytes = 300};
+  ASSERT_OK(export_model(fs, saved.path, "before", options, kSilent));
+  int blocks = 0;
+  ASSERT_OK(
+      export_model(fs, saved.path, "hf", options, [&](uint64_t, uint64_t) {
+        if (++blocks > 1) return;
+        ASSERT_OK(fs.rename(saved.path, "c/old"));
+        ASSERT_OK(remove_all(fs, "c/old"));
+      }));
+  EXPECT_GT(blocks, 3);
+  ASSERT_OK_AND(const auto names, fs.list("before"));
+  for (const std::string& name : names)
+    EXPECT_EQ(get(fs, "hf/" + name), get(fs, "before/" + name)) << name;
+}
+
 TEST(Transfer, AWeightThatTheTypeCannotHoldIsRefused) {
   const auto table = geometry::ParamTable::make(small_model());
   store::State state(table.num_elements(), 0.5F);
