@@ -123,6 +123,39 @@ TEST(ModelFolder, RefusesTensorsThatAreNotTheModel) {
   EXPECT_REFUSED(f, Code::kNotFound, "has neither config.json nor params.json");
 }
 
+// As Phi3Attention and Phi3MLP of transformers take them apart: first the rows
+// of the queries, then those of keys and values; first the gate, then up.
+TEST(ModelFolder, ReadsPhi3AsTransformersWritesIt) {
+  geometry::ModelConfig model = small_model();
+  model.arch = "phi3";
+  const SmallFolder f(Dtype::kFp16, model);
+  std::vector<TensorShape> shapes;
+  std::vector<std::string> tensors;
+  const auto add = [&](const std::string& prefix, const std::string& name,
+                       const std::vector<int64_t>& shape,
+                       const std::vector<std::string>& parts) {
+    shapes.push_back({prefix + name + ".weight", shape});
+    tensors.emplace_back();
+    for (const std::string& part : parts)
+      tensors.back() += f.tensors[static_cast<size_t>(
+          f.table.find(prefix + part + ".weight"))];
+  };
+  add("", "lm_head", {11, 8}, {"lm_head"});
+  add("model.", "embed_tokens", {11, 8}, {"embed_tokens"});
+  for (const std::string p : {"model.layers.0.", "model.layers.1."}) {
+    add(p, "input_layernorm", {8}, {"input_layernorm"});
+    add(p, "mlp.down_proj", {8, 12}, {"mlp.down_proj"});
+    add(p, "mlp.gate_up_proj", {24, 8}, {"mlp.gate_proj", "mlp.up_proj"});
+    add(p, "post_attention_layernorm", {8}, {"post_attention_layernorm"});
+    add(p, "self_attn.o_proj", {8, 8}, {"self_attn.o_proj"});
+    add(p, "self_attn.qkv_proj", {16, 8},
+        {"self_attn.q_proj", "self_attn.k_proj", "self_attn.v_proj"});
+  }
+  add("model.", "norm", {8}, {"norm"});
+  f.put("model.safetensors", weights_file(shapes, tensors, f.dtype));
+  expect_same(f, f.path());
+}
+
 TEST(ModelFolder, ATiedHeadMustEqualTheEmbedding) {
   geometry::ModelConfig model = small_model();
   model.tie_embeddings = true;

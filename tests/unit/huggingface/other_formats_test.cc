@@ -75,19 +75,6 @@ std::string llama2c(const SmallFolder& f, int version) {
   return head + norm1 + norm2 + norm + embedding + matrices + rest + last;
 }
 
-void expect_same(const SmallFolder& f, const std::string& path) {
-  ASSERT_OK_AND(const auto model,
-                ModelFolder::open(*posix_file_system(), path));
-  for (size_t p = 0; p < f.table.size(); ++p) {
-    const geometry::Rect all = geometry::full_rect(f.table[p]);
-    std::vector<float> values(static_cast<size_t>(all.numel()));
-    model.read(p, all, values.data(), all.cols);
-    std::string bytes(f.tensors[p].size(), '\0');
-    write_elements(f.dtype, values, std::as_writable_bytes(std::span(bytes)));
-    EXPECT_EQ(bytes, f.tensors[p]) << f.shapes[p].name;
-  }
-}
-
 TEST(OtherFormats, ReadsBothVersionsOfLlama2c) {
   for (const bool tied : {false, true})
     for (const int version : {0, 1}) {

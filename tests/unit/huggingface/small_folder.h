@@ -3,12 +3,16 @@
 
 #include <cstring>
 #include <random>
+#include <span>
 #include <string>
 #include <vector>
 
 #include "checkpoint/huggingface/config.h"
+#include "checkpoint/huggingface/file_tensors.h"
+#include "checkpoint/huggingface/model_folder.h"
 #include "checkpoint/huggingface/safetensors.h"
 #include "parallel/geometry/slice.h"
+#include "tests/testing/expect.h"
 #include "tests/testing/files.h"
 #include "tests/testing/llama.h"
 
@@ -16,6 +20,18 @@ namespace remesh::huggingface {
 
 inline geometry::ModelConfig small_model() {
   return geometry::llama(8, 2, 4, 2, 12, 11);
+}
+
+// The same in each family, with what only that one has.
+inline std::vector<geometry::ModelConfig> small_models() {
+  std::vector<geometry::ModelConfig> out;
+  for (const char* arch : {"llama", "mistral", "qwen2", "qwen3", "phi3"}) {
+    geometry::ModelConfig& m = out.emplace_back(small_model());
+    m.arch = arch;
+    if (geometry::has_window(m.arch)) m.sliding_window = 5;
+    if (m.arch == "qwen3") m.set_head_dim(6);
+  }
+  return out;
 }
 
 // Random elements of every size, without infinities and NaN.
@@ -51,7 +67,10 @@ struct SmallFolder {
       tensors.push_back(random_elements(spec.numel(), d, rng));
     }
     put("config.json", config_json({.model = model}, d));
-    put_weights();
+    // A tensor of the file may hold several parameters, one after the other.
+    std::vector<TensorShape> in_file;
+    for (const FileTensor& t : file_tensors(table)) in_file.push_back(t.tensor);
+    put("model.safetensors", weights_file(in_file, tensors, dtype));
   }
   std::string path() const { return dir.path(); }
   void put(const std::string& name, const std::string& text) const {
@@ -75,5 +94,19 @@ struct SmallFolder {
   std::vector<TensorShape> shapes;
   std::vector<std::string> tensors;  // bytes
 };
+
+// That the model at `path` has the parameters of the folder.
+inline void expect_same(const SmallFolder& f, const std::string& path) {
+  ASSERT_OK_AND(const auto model,
+                ModelFolder::open(*posix_file_system(), path));
+  for (size_t p = 0; p < f.table.size(); ++p) {
+    const geometry::Rect all = geometry::full_rect(f.table[p]);
+    std::vector<float> values(static_cast<size_t>(all.numel()));
+    model.read(p, all, values.data(), all.cols);
+    std::string bytes(f.tensors[p].size(), '\0');
+    write_elements(f.dtype, values, std::as_writable_bytes(std::span(bytes)));
+    EXPECT_EQ(bytes, f.tensors[p]) << f.shapes[p].name;
+  }
+}
 
 }  // namespace remesh::huggingface
