@@ -236,7 +236,13 @@ Result<NamedTensors> parse_consolidated(std::string_view params,
     const std::string ours = from_meta(key);
     // Rotary frequencies are recomputed.
     if (ours.empty() && key.ends_with("rope.freqs")) continue;
-    out.tensors.emplace(ours.empty() ? key : ours, tensor);
+    // Hugging Face's names are no exception: they have other rows of queries
+    // and keys, and would give a parameter a second time.
+    if (ours.empty())
+      return invalid_argument(
+          fmt::format("{}: tensor {} is no parameter of Meta's Llama models",
+                      name, printable(key)));
+    out.tensors.emplace(ours, tensor);
   }
   JsonReader r(json, name);
   refuse_other_params(json, r);

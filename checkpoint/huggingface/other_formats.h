@@ -32,7 +32,7 @@ Result<NamedTensors> parse_llama2c(std::span<const std::byte> file,
 
 // The tensors of a consolidated file and the params.json beside it. Fails like
 // parse_config(); a key that is not known is refused by name, unless it is null
-// or false.
+// or false, and so is a tensor whose name is not one of Meta's.
 Result<NamedTensors> parse_consolidated(std::string_view params,
                                         const Tensors& tensors,
                                         const std::string& name);

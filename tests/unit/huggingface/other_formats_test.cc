@@ -171,27 +171,11 @@ TEST(OtherFormats, ReadsConsolidatedNames) {
   const SmallFolder f(Dtype::kBf16);
   std::filesystem::remove(f.path() + "/config.json");
   std::filesystem::remove(f.path() + "/model.safetensors");
-  const std::pair<const char*, const char*> names[] = {
-      {"self_attn.q_proj", "attention.wq"},
-      {"self_attn.k_proj", "attention.wk"},
-      {"self_attn.v_proj", "attention.wv"},
-      {"self_attn.o_proj", "attention.wo"},
-      {"mlp.gate_proj", "feed_forward.w1"},
-      {"mlp.down_proj", "feed_forward.w2"},
-      {"mlp.up_proj", "feed_forward.w3"},
-      {"input_layernorm", "attention_norm"},
-      {"post_attention_layernorm", "ffn_norm"},
-      {"model.embed_tokens", "tok_embeddings"},
-      {"model.norm", "norm"},
-      {"lm_head", "output"}};
   std::vector<TensorShape> shapes = f.shapes;
   std::vector<std::string> tensors;
   for (TensorShape& t : shapes) {
     tensors.push_back(stored(f, t.name));
-    for (const auto& [ours, meta] : names)
-      if (const size_t at = t.name.find(ours); at != std::string::npos)
-        t.name.replace(at, std::string(ours).size(), meta);
-    if (t.name.starts_with("model.")) t.name = t.name.substr(6);
+    t.name = meta_name(t.name);
   }
   f.put("consolidated.safetensors", weights_file(shapes, tensors, f.dtype));
   nlohmann::json params = {{"dim", 8},         {"n_layers", 2},
@@ -199,6 +183,27 @@ TEST(OtherFormats, ReadsConsolidatedNames) {
                            {"norm_eps", 1e-5}, {"vocab_size", -1}};
   f.put("params.json", params.dump());
   expect_same(f, f.path());
+  // Older files have rotary frequencies; other names are refused, and so are
+  // Hugging Face's, whose rows of queries and keys are in another order.
+  const auto with = [&](const std::string& name, const std::string& tensor) {
+    std::vector<TensorShape> more = shapes;
+    std::vector<std::string> bytes = tensors;
+    more.push_back({name, {static_cast<int64_t>(tensor.size()) / 2}});
+    bytes.push_back(tensor);
+    f.put("consolidated.safetensors", weights_file(more, bytes, f.dtype));
+    return ModelFolder::open(*posix_file_system(), f.path()).status();
+  };
+  EXPECT_OK(with("rope.freqs", "1234"));
+  EXPECT_OK(with("layers.0.attention.inner_attention.rope.freqs", "1234"));
+  for (const std::string name :
+       {"model.norm.weight", "model.layers.0.self_attn.q_proj.weight",
+        "layers.0.attention.wq.bias", "vision_encoder.ln_pre.weight"}) {
+    const Status refused = with(name, "1234");
+    EXPECT_EQ(refused.code(), Code::kInvalidArgument) << refused.to_string();
+    EXPECT_SAYS(refused,
+                "params.json: tensor \"" + name + "\" is no parameter");
+  }
+  f.put("consolidated.safetensors", weights_file(shapes, tensors, f.dtype));
   params["moe"] = {{"num_experts", 8}};
   f.put("params.json", params.dump());
   EXPECT_FALSE(ModelFolder::open(*posix_file_system(), f.path()).ok());

@@ -5,6 +5,7 @@
 #include <random>
 #include <span>
 #include <string>
+#include <utility>
 #include <vector>
 
 #include "checkpoint/huggingface/config.h"
@@ -32,6 +33,27 @@ inline std::vector<geometry::ModelConfig> small_models() {
     if (m.arch == "qwen3") m.set_head_dim(6);
   }
   return out;
+}
+
+// What Meta's files call a parameter.
+inline std::string meta_name(std::string name) {
+  static const std::pair<const char*, const char*> kNames[] = {
+      {"self_attn.q_proj", "attention.wq"},
+      {"self_attn.k_proj", "attention.wk"},
+      {"self_attn.v_proj", "attention.wv"},
+      {"self_attn.o_proj", "attention.wo"},
+      {"mlp.gate_proj", "feed_forward.w1"},
+      {"mlp.down_proj", "feed_forward.w2"},
+      {"mlp.up_proj", "feed_forward.w3"},
+      {"input_layernorm", "attention_norm"},
+      {"post_attention_layernorm", "ffn_norm"},
+      {"model.embed_tokens", "tok_embeddings"},
+      {"model.norm", "norm"},
+      {"lm_head", "output"}};
+  for (const auto& [ours, meta] : kNames)
+    if (const size_t at = name.find(ours); at != std::string::npos)
+      name.replace(at, std::string(ours).size(), meta);
+  return name.starts_with("model.") ? name.substr(6) : name;
 }
 
 // Random elements of every size, without infinities and NaN.

@@ -78,9 +78,10 @@ TEST_F(ModelFilesTest, FindsAHuggingFaceFolder) {
 
 // params.json names no tokens; the tokenizer has them.
 TEST_F(ModelFilesTest, MetasModelsBeginTextsAsTheirTokenizer) {
-  const SmallFolder folder(huggingface::Dtype::kFp32);
-  std::filesystem::rename(folder.path() + "/model.safetensors",
-                          folder.path() + "/consolidated.safetensors");
+  SmallFolder folder(huggingface::Dtype::kFp32);
+  for (auto& shape : folder.shapes)
+    shape.name = huggingface::meta_name(shape.name);
+  folder.put_part("consolidated.safetensors", 0, folder.shapes.size());
   std::filesystem::remove(folder.path() + "/config.json");
   folder.put("params.json", R"({"dim": 8, "n_layers": 2, "n_heads": 4,
                                 "n_kv_heads": 2, "norm_eps": 1e-5})");
