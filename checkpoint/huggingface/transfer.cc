@@ -11,6 +11,7 @@
 #include "checkpoint/huggingface/adapters.h"
 #include "checkpoint/huggingface/weight_source.h"
 #include "checkpoint/manifest/scan.h"
+#include "proto/base/text.h"
 #include "proto/base/version.h"
 
 namespace remesh::huggingface {
@@ -212,7 +213,7 @@ Status write_folder(Export& e, const std::vector<WeightFile>& files) {
   Config config;
   if (e.manifest.seq_len() > 0) config.max_position = e.manifest.seq_len();
   if (const std::string& like = e.options.like; !like.empty()) {
-    ASSIGN_OR_RETURN(config, read_config(e.fs, like));
+    ASSIGN_OR_RETURN(config, config_like(e.fs, like, e.table.config()));
     RETURN_IF_ERROR(copy_text_files(e.fs, like, e.dir));
   }
   config.model = e.table.config();
@@ -272,6 +273,25 @@ Result<store::CommitResult> import_model(FileSystem& fs,
       }));
   done.path = path_join(out, manifest::step_name(0));
   return done;
+}
+
+Result<Config> config_like(FileSystem& fs, const std::string& like,
+                           const geometry::ModelConfig& model) {
+  ASSIGN_OR_RETURN(Config config, read_config(fs, like));
+  std::vector<std::string> differences;
+  const auto compare = [&](const char* key, const auto& there,
+                           const auto& here) {
+    if (there != here)
+      differences.push_back(fmt::format("{} is {}, here {}", key, there, here));
+  };
+  compare("model_type", config.model.arch, model.arch);
+  compare("hidden_size", config.model.dim, model.dim);
+  compare("num_hidden_layers", config.model.n_layers, model.n_layers);
+  compare("vocab_size", config.model.vocab_size, model.vocab_size);
+  if (differences.empty()) return config;
+  return invalid_argument(fmt::format("{}: is of another model: {}",
+                                      path_join(like, kConfigName),
+                                      join(differences, "; ")));
 }
 
 Result<Exported> export_model(FileSystem& fs, const std::string& checkpoint,

@@ -32,12 +32,19 @@ struct ExportOptions {
   // Largest size of a file, unless a single tensor is larger.
   uint64_t shard_bytes = 5'000'000'000;
   // A Hugging Face folder whose tokenizer, settings for generation, special
-  // tokens and context length are taken over. "": none.
+  // tokens and context length are taken over. "": none; then no special tokens
+  // are named, and the context length is that of the checkpoint's sequences.
   std::string like;
   // The model that a checkpoint of adapters belongs to. "": the one it names.
   std::string base;
   bool adapters = false;  // alone, as PEFT's files, not added to their base
 };
+
+// config.json of the Hugging Face folder `like`. InvalidArgument, naming the
+// differences, if its family, width, number of layers or vocabulary are not
+// those of `model`: its tokens would mean something else.
+Result<Config> config_like(FileSystem& fs, const std::string& like,
+                           const geometry::ModelConfig& model);
 
 struct Exported {
   geometry::ModelConfig model;
@@ -50,7 +57,7 @@ struct Exported {
 // Writes the weights of the checkpoint in directory `checkpoint` (of any mesh)
 // to the folder `out`, which must not exist, or be empty (else AlreadyExists).
 // Adapters are added to their base. InvalidArgument if a weight is too large
-// for the type (check_range()).
+// for the type (check_range()), or like config_like().
 Result<Exported> export_model(FileSystem& fs, const std::string& checkpoint,
                               const std::string& out,
                               const ExportOptions& options,

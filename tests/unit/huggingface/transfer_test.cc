@@ -359,6 +359,34 @@ TEST(Transfer, TakesOverWhatDescribesText) {
   EXPECT_EQ(config.eos_token_id, "[2,3]");
 }
 
+TEST(Transfer, TakesNothingFromAnotherModel) {
+  const SmallFolder f(Dtype::kBf16);
+  MemoryFileSystem fs;
+  ASSERT_OK_AND(const auto imported, import_small(fs, f, "c"));
+  ASSERT_OK(fs.create_dirs("like"));
+  const auto refused = [&](geometry::ModelConfig other) {
+    CHECK(write_file(fs, "like/config.json",
+                     config_json({.model = std::move(other)}, Dtype::kFp32))
+              .ok());
+    const auto done =
+        export_model(fs, imported.path, "hf", {.like = "like"}, kSilent);
+    EXPECT_EQ(done.status().code(), Code::kInvalidArgument);
+    EXPECT_FALSE(fs.exists("hf"));
+    return done.status().message();
+  };
+  geometry::ModelConfig other = small_model();
+  other.vocab_size = 12;
+  EXPECT_EQ(refused(other),
+            "like/config.json: is of another model: vocab_size is 12, here 11");
+  other.dim = 16;
+  other.n_layers = 3;
+  other.arch = "qwen2";
+  for (const char* part :
+       {"model_type is qwen2, here llama", "hidden_size is 16, here 8",
+        "num_hidden_layers is 3, here 2"})
+    EXPECT_HAS(refused(other), part);
+}
+
 TEST(Transfer, LeavesWhatIsThereAlone) {
   const SmallFolder f(Dtype::kBf16);
   MemoryFileSystem fs;
