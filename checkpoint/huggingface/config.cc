@@ -182,6 +182,13 @@ Result<Config> parse_config(std::string_view text, const std::string& name) {
   return checked(std::move(c), r);
 }
 
+std::vector<std::pair<const char*, std::string>> token_ids(
+    const Config& config) {
+  return {{"bos_token_id", config.bos_token_id},
+          {"eos_token_id", config.eos_token_id},
+          {"pad_token_id", config.pad_token_id}};
+}
+
 std::string config_json(const Config& config, Dtype dtype) {
   const ModelConfig& m = config.model;
   nlohmann::ordered_json scaling;
@@ -226,12 +233,9 @@ std::string config_json(const Config& config, Dtype dtype) {
   json["rope_scaling"] = scaling;
   json["rope_parameters"] = rope;
   // Without them families have defaults, which need not be in the vocabulary.
-  for (const auto& [key, ids] :
-       {std::pair("bos_token_id", &config.bos_token_id),
-        std::pair("eos_token_id", &config.eos_token_id),
-        std::pair("pad_token_id", &config.pad_token_id)})
-    json[key] = ids->empty() ? nlohmann::ordered_json()
-                             : nlohmann::ordered_json::parse(*ids);
+  for (const auto& [key, ids] : token_ids(config))
+    json[key] = ids.empty() ? nlohmann::ordered_json()
+                            : nlohmann::ordered_json::parse(ids);
   json["torch_dtype"] = config_name(dtype);
   json["dtype"] = config_name(dtype);
   return json.dump(2) + "\n";

@@ -11,6 +11,8 @@
 #include <cstdint>
 #include <string>
 #include <string_view>
+#include <utility>
+#include <vector>
 
 #include "checkpoint/huggingface/safetensors.h"
 #include "parallel/geometry/model_config.h"
@@ -35,6 +37,11 @@ Result<Config> parse_config(std::string_view text, const std::string& name);
 // whose arithmetic parse_config() refuses, such as another rotary embedding.
 // The rest keeps its defaults. Fails as parse_config() does.
 Result<Config> parse_shape(std::string_view text, const std::string& name);
+
+// The keys of these tokens in Hugging Face's files, and what Config has of
+// them.
+std::vector<std::pair<const char*, std::string>> token_ids(
+    const Config& config);
 
 // The text of a config.json that parse_config() and transformers read.
 // `dtype`: of the weights beside it.

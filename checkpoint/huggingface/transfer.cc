@@ -22,6 +22,7 @@ using geometry::Piece;
 
 constexpr int64_t kBlockElements = int64_t{1} << 26;
 constexpr uint64_t kMaxCopiedBytes = uint64_t{1} << 30;
+constexpr char kGenerationName[] = "generation_config.json";
 
 // Complete rows of consecutive parameters, packed into one vector in the order
 // of the table, which is also the order of the elements in a file.
@@ -198,7 +199,7 @@ Status copy_text_files(FileSystem& fs, const std::string& from,
   for (const char* name :
        {"tokenizer.json", "tokenizer_config.json", "tokenizer.model",
         "special_tokens_map.json", "added_tokens.json", "vocab.json",
-        "merges.txt", "chat_template.jinja", "generation_config.json"})
+        "merges.txt", "chat_template.jinja", kGenerationName})
     if (fs.exists(path_join(from, name))) RETURN_IF_ERROR(copy(name));
   const std::string more = "additional_chat_templates";
   if (!fs.exists(path_join(from, more))) return ok_status();
@@ -209,12 +210,24 @@ Status copy_text_files(FileSystem& fs, const std::string& from,
   return fs.sync_dir(path_join(to, more));
 }
 
+// As transformers makes it of a config.json, unless there is one.
+Status write_generation_config(FileSystem& fs, const Config& config,
+                               const std::string& dir) {
+  const std::string path = path_join(dir, kGenerationName);
+  nlohmann::ordered_json json = {{"_from_model_config", true}};
+  for (const auto& [key, ids] : token_ids(config))
+    if (!ids.empty()) json[key] = nlohmann::ordered_json::parse(ids);
+  if (json.size() == 1 || fs.exists(path)) return ok_status();
+  return write_file(fs, path, json.dump(2) + "\n");
+}
+
 Status write_folder(Export& e, const std::vector<WeightFile>& files) {
   Config config;
   if (e.manifest.seq_len() > 0) config.max_position = e.manifest.seq_len();
   if (const std::string& like = e.options.like; !like.empty()) {
     ASSIGN_OR_RETURN(config, config_like(e.fs, like, e.table.config()));
     RETURN_IF_ERROR(copy_text_files(e.fs, like, e.dir));
+    RETURN_IF_ERROR(write_generation_config(e.fs, config, e.dir));
   }
   config.model = e.table.config();
   RETURN_IF_ERROR(write_file(e.fs, path_join(e.dir, kConfigName),

@@ -357,6 +357,16 @@ TEST(Transfer, TakesOverWhatDescribesText) {
   ASSERT_OK_AND(const auto config, read_config(fs, "hf"));
   EXPECT_EQ(config.max_position, 777);
   EXPECT_EQ(config.eos_token_id, "[2,3]");
+  const std::string generation = "generation_config.json";
+  EXPECT_EQ(nlohmann::json::parse(get(fs, "hf/" + generation)),
+            nlohmann::json::parse(
+                R"({"_from_model_config": true, "eos_token_id": [2, 3]})"));
+  // Its own is copied.
+  ASSERT_OK(write_file(fs, "like/" + generation, R"({"top_p": 0.9})"));
+  ASSERT_OK(export_model(fs, imported.path, "hf2", {.like = "like"}, kSilent));
+  EXPECT_EQ(get(fs, "hf2/" + generation), R"({"top_p": 0.9})");
+  ASSERT_OK(export_model(fs, imported.path, "hf3", {}, kSilent));
+  EXPECT_FALSE(fs.exists("hf3/" + generation));
 }
 
 TEST(Transfer, TakesNothingFromAnotherModel) {
