@@ -144,10 +144,10 @@ StepErrors first_step_errors(const Golden& g, const Outcome& run) {
 }
 
 Bounds fp32_bounds(const Golden& g) {
-  constexpr double kBound = 1e-4;
+  constexpr double kBound = 1e-4, kLogits = 1e-5;
   const size_t parameters = geometry::ParamTable::make(g.config).size();
   return {.first = {.loss = 1e-5,
-                    .logits = kBound,
+                    .logits = kLogits,
                     .gradients = std::vector<double>(parameters, kBound)},
           .first_gradients = kBound,
           .loss = kBound,

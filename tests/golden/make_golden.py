@@ -4,7 +4,7 @@
 The model, its gradients and AdamW are written out below, in the order of the
 papers, without any code of the trainer.
 
-  make_golden.py FAMILY OUT.h5    llama, mistral, qwen2 or qwen3
+  make_golden.py FAMILY OUT.h5    llama, mistral, phi3, qwen2 or qwen3
   make_golden.py --check FILE.h5  compute what a file holds again; exit code 1
                                   if it differs (PyTorch made those of llama)
 """
@@ -17,6 +17,7 @@ FAMILIES = {
     # Sizes that tensor parallelism of 2 and pipelines of 2 and 3 divide.
     "llama": {},
     "mistral": {"sliding_window": 7, "head_dim": 6},
+    "phi3": {"sliding_window": 5},
     "qwen2": {},
     "qwen3": {"head_dim": 10},
 }
