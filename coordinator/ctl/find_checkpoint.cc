@@ -4,12 +4,13 @@
 
 #include <filesystem>
 
+#include "checkpoint/huggingface/transfer.h"
+#include "checkpoint/huggingface/weight_source.h"
 #include "checkpoint/manifest/manifest.h"
 #include "checkpoint/manifest/scan.h"
 #include "coordinator/rundir/run_dir.h"
 #include "parallel/jobfile/jobfile.h"
 #include "proto/base/entries.h"
-#include "proto/base/file_system.h"
 
 namespace remesh::ctl {
 
@@ -51,6 +52,19 @@ Result<std::string> one_checkpoint(const std::string& target, int64_t step) {
   if (found.empty()) return not_found(folder + ": no checkpoint");
   const auto* newest = manifest::choose_newest_valid(found);
   return newest == nullptr ? found.front().path : newest->path;
+}
+
+std::string model_continued(FileSystem& fs, const std::string& target,
+                            const std::string& checkpoint) {
+  const auto named = rundir::find_run(target);
+  const std::string run =
+      named.ok() ? *named : parent_path(parent_path(checkpoint));
+  const auto job = jobfile::load_job(rundir::job_path(run));
+  const auto model = huggingface::model_of(fs, checkpoint);
+  if (!job.ok() || !model.ok()) return "";
+  const std::string& init = jobfile::init_path(job->model());
+  if (init.empty()) return "";
+  return huggingface::config_like(fs, init, *model).ok() ? init : "";
 }
 
 }  // namespace remesh::ctl

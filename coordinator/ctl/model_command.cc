@@ -60,11 +60,20 @@ Result<int> export_to_folder(ModelOptions o) {
   ASSIGN_OR_RETURN(o.to.dtype, huggingface::parse_dtype(o.dtype));
   ASSIGN_OR_RETURN(const std::string from, one_checkpoint(o.from, o.step));
   const std::string out = absolute_path(o.out);
+  const auto files = posix_file_system();
+  if (o.to.like.empty() && !o.to.adapters) {
+    o.to.like = model_continued(*files, o.from, from);
+    if (o.to.like.empty())
+      print_error(
+          "note: the export has no tokenizer and no bos_token_id and "
+          "eos_token_id, and its context length is that of training; --like "
+          "takes them from a Hugging Face folder\n");
+  }
   Result<huggingface::Exported> done = cancelled("");
   {
     ProgressBar bar("exporting");
     done = huggingface::export_model(
-        *posix_file_system(), from, out, o.to,
+        *files, from, out, o.to,
         [&](uint64_t now, uint64_t all) { bar.show(now, all); });
   }
   RETURN_IF_ERROR(done.status());
@@ -104,7 +113,8 @@ void add_export(CLI::App* model, const std::shared_ptr<ModelOptions>& o,
       ->default_str("5GB");
   c->add_option("--like", o->to.like,
                 "Hugging Face folder from which to take the tokenizer, special "
-                "tokens and context length");
+                "tokens and context length. Default: the one that the run "
+                "started from");
   c->add_flag(
       "--adapters", o->to.adapters,
       "Adapters alone, in PEFT's format, instead of the model that they "
