@@ -2,6 +2,7 @@
 #pragma once
 
 #include <initializer_list>
+#include <iterator>
 #include <random>
 
 #include "parallel/geometry/sharding.h"
@@ -20,6 +21,13 @@ inline ModelConfig random_config(std::mt19937& random) {
   c.hidden_dim = pick({9, 16});
   c.vocab_size = pick({17, 31});
   c.tie_embeddings = random() % 2 == 0;
+  // Of other numbers, so that a seed goes on to mean the same sizes and mesh.
+  std::mt19937 more = random;
+  more.discard(1000);
+  const char* const families[] = {"llama", "mistral", "qwen2", "qwen3", "phi3"};
+  c.arch = families[more() % std::size(families)];
+  if (more() % 2 == 0) c.set_head_dim(6);
+  if (has_window(c.arch)) c.sliding_window = static_cast<int64_t>(more() % 5);
   return c;
 }
 

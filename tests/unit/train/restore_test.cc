@@ -194,7 +194,8 @@ TEST(Restore, FreshWeightsAreTheSameOnAnyMesh) {
   check_fresh_weights(940962017);  // some ranks have no weights
 }
 
-// The weights of a Hugging Face folder, and of a checkpoint made from it.
+// The weights of a Hugging Face folder, and of a checkpoint made from it. What
+// the ranks save becomes the same file again.
 TEST(Restore, GivenWeightsAreTheSameOnAnyMesh) {
   std::mt19937 random(test_seed());
   const auto fs = posix_file_system();
@@ -215,7 +216,12 @@ TEST(Restore, GivenWeightsAreTheSameOnAnyMesh) {
                  all.cols);
     }
     const Sharding sharding = geometry::random_sharding(random, config, 12);
-    SCOPED_TRACE(sharding.layout.to_string());
+    SCOPED_TRACE(config.arch + " " + sharding.layout.to_string());
+    const std::string saved = f.path() + "/saved", exported = f.path() + "/hf";
+    pb::Manifest m;
+    m.set_step(3);
+    m.set_generation(1);
+    *m.mutable_model() = manifest::model_info(config);
     for (const std::string& from : {f.path(), checkpoints}) {
       std::atomic<int> wrong{0};
       on_all_ranks(sharding, [&](int r, comm::Mesh& mesh) {
@@ -230,8 +236,20 @@ TEST(Restore, GivenWeightsAreTheSameOnAnyMesh) {
               whole[param][static_cast<size_t>(e)])
             ++wrong;
         });
+        EXPECT_OK(store::write_shard(*fs, saved, {.step = 3, .generation = 1},
+                                     r, table, pieces_to_save(rank.shard),
+                                     rank.state()));
       });
       ASSERT_EQ(wrong, 0) << from;
+      ASSERT_OK_AND(
+          const auto done,
+          store::commit(*fs, saved, m, sharding.layout.world(), table, {}));
+      ASSERT_OK(huggingface::export_model(*fs, done.path, exported, {},
+                                          [](uint64_t, uint64_t) {}));
+      EXPECT_EQ(testing::read_whole(exported + "/model.safetensors"),
+                testing::read_whole(f.path() + "/model.safetensors"));
+      ASSERT_OK(remove_all(*fs, saved));
+      ASSERT_OK(remove_all(*fs, exported));
     }
   }
 }
