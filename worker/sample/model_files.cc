@@ -190,15 +190,24 @@ Result<std::unique_ptr<tokenizer::Tokenizer>> find_tokenizer(
     return given;
   }
   if (trained_with == "bytes") return tokenizer::open_tokenizer("bytes");
+  Status refused;
   for (const std::string& folder : folders)
     for (const char* name : kTokenizerFiles) {
       const std::string file = fmt::format("{}/{}", folder, name);
       if (folder.empty() || !is_file(file)) continue;
-      ASSIGN_OR_RETURN(auto found, tokenizer::open_tokenizer(file));
-      if (!trained_with.empty() && found->id() != trained_with) continue;
+      auto found = tokenizer::open_tokenizer(file);
+      // The other file may be of a kind that can be read.
+      if (Status s = found.status(); !s.ok()) {
+        refused = refused.ok() ? s
+                               : Status(refused.code(),
+                                        refused.message() + "; " + s.message());
+        continue;
+      }
+      if (!trained_with.empty() && (*found)->id() != trained_with) continue;
       *folder_found = folder;
       return found;
     }
+  RETURN_IF_ERROR(refused);
   return not_found(fmt::format(
       "{}: no tokenizer is beside it{}; give one with --tokenizer: {}",
       choice.path,

@@ -180,6 +180,23 @@ TEST_F(ModelFilesTest, AModelBesideARunIsNotTheRuns) {
   EXPECT_EQ(copy.trained_length, 0);
 }
 
+TEST_F(ModelFilesTest, TakesTheTokenizerThatCanBeRead) {
+  const SmallFolder folder(huggingface::Dtype::kFp32);
+  folder.put("tokenizer.json", R"({"model": {"type": "Unigram"}})");
+  const std::string alone = problem({.path = folder.path()});
+  EXPECT_HAS(alone, "Unigram");
+  folder.put("tokenizer.model", "\nnothing");
+  EXPECT_HAS(problem({.path = folder.path()}), alone + "; ");
+  EXPECT_HAS(problem({.path = folder.path()}), "/tokenizer.model");
+  folder.put("tokenizer.model",
+             tokenizer::small_sentencepiece().SerializeAsString());
+  ASSERT_OK_AND(const auto found, find({.path = folder.path()}));
+  EXPECT_EQ(found.folder, folder.path());
+  folder.put("tokenizer.model", "\nnothing");
+  folder.put("tokenizer.json", tokenizer::byte_level().dump());
+  EXPECT_OK(find({.path = folder.path()}));
+}
+
 TEST_F(ModelFilesTest, NamesWhatIsMissing) {
   EXPECT_EQ(problem({.path = "/nowhere"}), "/nowhere: there is no such file");
 }
