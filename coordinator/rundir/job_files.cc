@@ -292,7 +292,8 @@ Result<jobfile::DataInfo> read_data_info(const std::string& dir) {
   return jobfile::DataInfo{.vocab_size = index.vocab_size,
                            .train_tokens = index.train_tokens(),
                            .val_tokens = val,
-                           .least_train_tokens = least};
+                           .least_train_tokens = least,
+                           .largest_token = index.largest_token};
 }
 
 Result<pb::Job> job_of_run(FileSystem& fs, const std::string& run) {

@@ -67,6 +67,7 @@ struct DataInfo {
   int64_t val_tokens = -1;    // likewise
   // Training tokens of the smallest member of a mixture; -1: train_tokens.
   int64_t least_train_tokens = -1;
+  int64_t largest_token = -1;  // that occurs; -1: any of the vocabulary may
   // The model whose weights model.init_from has, if it is known.
   std::optional<geometry::ModelConfig> init_model;
 };

@@ -168,11 +168,17 @@ void check_model(const pb::Job& job, const DataInfo& data, Problems& out) {
         fmt::format("model.rope_high_freq_factor = {}: must be above "
                     "model.rope_low_freq_factor = {}",
                     m.rope_high_freq_factor(), m.rope_low_freq_factor()));
-  if (m.vocab_size() < data.vocab_size)
+  const bool known = data.largest_token >= 0;
+  const int64_t least = known ? data.largest_token + 1 : data.vocab_size;
+  if (m.vocab_size() < least)
     out.push_back(fmt::format(
-        "model.vocab_size = {}: the data set at {} has a vocabulary of {}; "
-        "must be at least that, or -1",
-        m.vocab_size(), job.data().path(), data.vocab_size));
+        "model.vocab_size = {}: the data set at {} has a vocabulary of {}{}; "
+        "must be at least {}, or -1",
+        m.vocab_size(), job.data().path(), data.vocab_size,
+        known ? fmt::format(" and tokens up to {}", data.largest_token)
+              : ", and its index does not say which tokens it uses (`remesh "
+                "data prepare --overwrite` adds that)",
+        least));
 }
 
 void check_train(const pb::Job& job, const DataInfo& data, Problems& out) {

@@ -156,6 +156,7 @@ std::string index_to_json(const Index& index) {
                      {"tokenizer", index.tokenizer},
                      {"vocab_size", index.vocab_size},
                      {"end_of_text", index.end_of_text},
+                     {"largest_token", index.largest_token},
                      {"marked", index.marked},
                      {"documents", index.documents},
                      {"text_bytes", index.text_bytes},
@@ -185,6 +186,8 @@ Result<Index> parse_index(std::string_view text, const std::string& name) {
       count(f, "end_of_text", std::numeric_limits<int32_t>::max()));
   if (index.end_of_text >= index.vocab_size)
     f.refuse("end_of_text", "below vocab_size");
+  index.largest_token = f.integer("largest_token", -1, -1,
+                                  std::max<int64_t>(0, index.vocab_size - 1));
   index.marked = f.flag("marked", false);
   index.documents = count(f, "documents");
   index.text_bytes = static_cast<uint64_t>(count(f, "text_bytes"));

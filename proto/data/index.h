@@ -50,7 +50,8 @@ struct Index {
   std::string tokenizer;
   int64_t vocab_size = 0;
   int32_t end_of_text = 0;
-  bool marked = false;  // the shards have marks (token_shard.h)
+  int64_t largest_token = -1;  // that occurs; -1: the index does not say
+  bool marked = false;         // the shards have marks (token_shard.h)
   int64_t documents = 0;
   uint64_t text_bytes = 0;
   std::vector<ShardEntry> train;
@@ -62,6 +63,10 @@ struct Index {
 
   int64_t train_tokens() const;
   int64_t val_tokens() const;
+  // Every token is below it.
+  int64_t token_limit() const {
+    return largest_token >= 0 ? largest_token + 1 : vocab_size;
+  }
 };
 
 // The header of a shard file, and the bytes per token that follow it: 2 for a

@@ -14,7 +14,8 @@ namespace {
 Result<MappedShard> open_entry(const std::string& dir, const Index& index,
                                const ShardEntry& entry) {
   const std::string path = dir + "/" + entry.file;
-  ASSIGN_OR_RETURN(MappedShard shard, MappedShard::open(path));
+  ASSIGN_OR_RETURN(MappedShard shard,
+                   MappedShard::open(path, index.token_limit()));
   const ShardInfo& info = shard.info();
   if (info.vocab_size != index.vocab_size)
     return corrupt(
@@ -159,11 +160,13 @@ Result<Dataset> Dataset::open(const std::string& dir) {
   dataset.data_id_ = index.data_id;
   dataset.tokenizer_ = index.tokenizer;
   dataset.vocab_size_ = index.vocab_size;
+  dataset.token_limit_ = index.token_limit();
   dataset.end_of_text_ = index.end_of_text;
   dataset.is_mixture_ = !index.members.empty();
   for (const MemberEntry& entry : index.members) {
     const std::string folder = member_dir(dir, entry);
-    ASSIGN_OR_RETURN(const Index of, read_index(folder, &entry));
+    ASSIGN_OR_RETURN(Index of, read_index(folder, &entry));
+    of.largest_token = std::min(of.token_limit(), index.token_limit()) - 1;
     if (of.tokenizer != index.tokenizer)
       return corrupt(fmt::format("{}: has tokenizer '{}', the mixture '{}'",
                                  folder, of.tokenizer, index.tokenizer));

@@ -85,6 +85,8 @@ class Dataset {
   const Split& train() const { return members_.front().train; }
   const Split& val() const { return members_.front().val; }
   int64_t vocab_size() const { return vocab_size_; }
+  // Every token is below it; at most vocab_size().
+  int64_t token_limit() const { return token_limit_; }
   int32_t end_of_text() const { return end_of_text_; }
   // Identity of the tokens, 32 hex digits: a hash of the checksums of the
   // shards. The same text and options give the same id.
@@ -104,6 +106,7 @@ class Dataset {
   std::string data_id_;
   std::string tokenizer_;
   int64_t vocab_size_ = 0;
+  int64_t token_limit_ = 0;
   int32_t end_of_text_ = 0;
   bool is_mixture_ = false;
   std::vector<Member> members_;

@@ -49,6 +49,7 @@ Status add_member(MemberEntry member, Index* index) {
         "{}: has tokenizer '{}', but {} has '{}'", member.dir, of.tokenizer,
         index->members.front().dir, index->tokenizer));
   }
+  index->largest_token = std::max(index->largest_token, of.token_limit() - 1);
   member.data_id = of.data_id;
   member.train_tokens = of.train_tokens();
   member.val_tokens = of.val_tokens();

@@ -176,6 +176,8 @@ Result<std::optional<Index>> check_existing(const PrepareOptions& o,
                      hash_inputs(o, progress));
     if (index->source_id != source_id_of(o, block_bytes, inputs)) {
       why = already_exists("made from other inputs or options");
+    } else if (o.overwrite && index->largest_token < 0) {
+      // Made again, so that an index of an older version gets it.
     } else if (const Status sound = verify(out.path()); sound.ok()) {
       return std::optional<Index>(*index);
     } else {
@@ -323,6 +325,7 @@ Result<Prepared> prepare(const PrepareOptions& given, FileSystem& fs,
   index.documents = reading.documents();
   index.train = train.entries();
   index.val = val.entries();
+  index.largest_token = std::max(train.largest_token(), val.largest_token());
   index.source_id = source_id_of(options, block_bytes, index.inputs);
   index.data_id = data_id_of(index);
   RETURN_IF_ERROR(check_splits(index, options, block_bytes));

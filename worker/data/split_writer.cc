@@ -61,6 +61,7 @@ Status SplitWriter::begin_shard() {
 Status SplitWriter::end_shard() {
   ASSIGN_OR_RETURN(const ShardInfo info, writer_->finish());
   entries_.push_back({names_.back(), info.num_tokens, info.checksum});
+  largest_token_ = std::max(largest_token_, writer_->largest_token());
   writer_.reset();
   return ok_status();
 }

@@ -44,6 +44,7 @@ class SplitWriter {
   Status append(std::span<const int32_t> tokens, Marks marks = {});
   Status finish() { return writer_ ? end_shard() : ok_status(); }
   const std::vector<ShardEntry>& entries() const { return entries_; }
+  int64_t largest_token() const { return largest_token_; }  // -1: no tokens
   Status rename();
 
  private:
@@ -58,6 +59,7 @@ class SplitWriter {
   bool marked_;
   std::vector<std::string> names_;
   std::vector<ShardEntry> entries_;
+  int64_t largest_token_ = -1;
   std::optional<ShardWriter> writer_;
 };
 

@@ -135,6 +135,7 @@ Status ShardWriter::append(std::span<const int32_t> tokens,
                     : narrow<uint32_t>(tokens.first(n), &buffer_[at]);
     CHECK_MSG(largest < static_cast<uint64_t>(vocab_size_),
               "the tokenizer returned a token outside its vocabulary");
+    largest_token_ = std::max<int64_t>(largest_token_, largest);
     if (buffer_.size() >= kBufferBytes) RETURN_IF_ERROR(flush());
     tokens = tokens.subspan(n);
   }
@@ -171,11 +172,11 @@ Result<ShardInfo> ShardWriter::finish() {
                    vocab_size_, tokenizer_, hex(checksum)};
 }
 
-Result<MappedShard> MappedShard::open(const std::string& path) {
+Result<MappedShard> MappedShard::open(const std::string& path, int64_t limit) {
   ASSIGN_OR_RETURN(MappedFile file, MappedFile::open(path));
   ASSIGN_OR_RETURN(ShardInfo info,
                    parse_shard_header(file.bytes(), file.bytes().size(), path));
-  return MappedShard(std::move(file), std::move(info));
+  return MappedShard(std::move(file), std::move(info), limit);
 }
 
 Status MappedShard::read(int64_t begin, std::span<int32_t> out) const {
@@ -186,14 +187,13 @@ Status MappedShard::read(int64_t begin, std::span<int32_t> out) const {
       payload().data() + static_cast<size_t>(begin) * info_.token_width;
   const uint32_t largest = info_.token_width == 2 ? widen<uint16_t>(from, out)
                                                   : widen<uint32_t>(from, out);
-  if (largest < static_cast<uint64_t>(info_.vocab_size)) return ok_status();
+  if (largest < limit_) return ok_status();
   const auto bad = std::find_if(out.begin(), out.end(), [&](int32_t token) {
-    return static_cast<uint32_t>(token) >=
-           static_cast<uint64_t>(info_.vocab_size);
+    return static_cast<uint32_t>(token) >= limit_;
   });
-  return corrupt(fmt::format("{}: token {} at {}: the vocabulary has only {}",
-                             path(), static_cast<uint32_t>(*bad),
-                             begin + (bad - out.begin()), info_.vocab_size));
+  return corrupt(fmt::format(
+      "{}: token {} at {}: those of the data set are below {}", path(),
+      static_cast<uint32_t>(*bad), begin + (bad - out.begin()), limit_));
 }
 
 bool MappedShard::bit(uint64_t array, int64_t token) const {

@@ -13,8 +13,10 @@
 // sets are replaced by rename (prepare.h), never modified in place.
 #pragma once
 
+#include <algorithm>
 #include <bit>
 #include <cstdint>
+#include <limits>
 #include <memory>
 #include <span>
 #include <string>
@@ -84,6 +86,7 @@ class ShardWriter {
   // Writes the buffered tokens and the header, and syncs.
   Result<ShardInfo> finish();
   int64_t num_tokens() const { return num_tokens_; }
+  int64_t largest_token() const { return largest_token_; }  // -1: no tokens
 
  private:
   ShardWriter(std::unique_ptr<File> file, std::string tokenizer,
@@ -98,6 +101,7 @@ class ShardWriter {
   uint32_t width_;
   bool has_marks_;
   int64_t num_tokens_ = 0;
+  int64_t largest_token_ = -1;
   std::vector<std::byte> buffer_;
   std::vector<std::byte> targets_, begins_;  // marks
   Xxh3Stream hash_;
@@ -105,12 +109,15 @@ class ShardWriter {
 
 class MappedShard {
  public:
-  static Result<MappedShard> open(const std::string& path);
+  // `limit`: every token is below it, and in the vocabulary.
+  static Result<MappedShard> open(
+      const std::string& path,
+      int64_t limit = std::numeric_limits<int64_t>::max());
 
   const ShardInfo& info() const { return info_; }
   const std::string& path() const { return file_.path(); }
-  // Copies tokens [begin, begin + out.size()). Corrupt if one is not in the
-  // vocabulary. REQUIRES: the range is inside the shard.
+  // Copies tokens [begin, begin + out.size()). Corrupt if one is not below the
+  // limit. REQUIRES: the range is inside the shard.
   Status read(int64_t begin, std::span<int32_t> out) const;
   // The marks of a token; without has_marks, of any. REQUIRES: it is inside the
   // shard.
@@ -120,13 +127,15 @@ class MappedShard {
   bool begins_document(int64_t token) const {
     return info_.has_marks && bit(1, token);
   }
-  // Checks the tokens against the checksum and the vocabulary.
+  // Checks the tokens against the checksum and the limit.
   Status verify() const;
   uint64_t payload_bytes() const { return payload().size(); }
 
  private:
-  MappedShard(MappedFile file, ShardInfo info)
-      : file_(std::move(file)), info_(std::move(info)) {}
+  MappedShard(MappedFile file, ShardInfo info, int64_t limit)
+      : file_(std::move(file)),
+        info_(std::move(info)),
+        limit_(std::min(limit, info_.vocab_size)) {}
   std::span<const std::byte> payload() const {
     return file_.bytes().subspan(sizeof(ShardHeader));
   }
@@ -134,6 +143,7 @@ class MappedShard {
 
   MappedFile file_;
   ShardInfo info_;
+  int64_t limit_;
 };
 
 }  // namespace remesh::data

@@ -64,11 +64,11 @@ Status Trainer::or_rescue(Status opened, const std::string& known) {
 Status Trainer::open_data(int dp_index) {
   ASSIGN_OR_RETURN(data::Dataset dataset,
                    data::Dataset::open(job_.data().path()));
-  if (dataset.vocab_size() > job_.model().vocab_size())
+  if (dataset.token_limit() > job_.model().vocab_size())
     return invalid_argument(fmt::format(
-        "model.vocab_size: {}, but the vocabulary of the data set "
-        "{} has {} tokens; allowed: that many or more",
-        job_.model().vocab_size(), dataset.dir(), dataset.vocab_size()));
+        "model.vocab_size: {}, but the tokens of the data set {} are up to {}; "
+        "allowed: above that",
+        job_.model().vocab_size(), dataset.dir(), dataset.token_limit() - 1));
   if (!assignment_.data_id().empty())
     RETURN_IF_ERROR(check_data(dataset, assignment_.data_id(), "the run"));
   const pb::Train& t = job_.train();

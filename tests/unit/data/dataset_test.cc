@@ -244,6 +244,7 @@ TEST_F(DatasetTest, OfConversationsTheLossCountsTheAnswers) {
   EXPECT_EQ(input, (std::vector<int32_t>{'a', 'b', 'C', 'D', 'e', 'F'}));
   EXPECT_EQ(target, (std::vector<int32_t>{-1, 'C', 'D', -1, 'F', -1}));
   EXPECT_EQ(starts, (std::vector<int64_t>{4}));
+  EXPECT_EQ(d.token_limit(), 'g' + 1);
 }
 
 TEST_F(DatasetTest, ProgressRisesToTheTotal) {
@@ -505,7 +506,7 @@ TEST_F(DatasetTest, ATokenOutOfRangeIsCaughtOnReadAndAnyBitByVerify) {
   std::vector<int32_t> out(100);
   const Status status = d.train().read(0, out);
   EXPECT_EQ(status.code(), Code::kCorrupt);
-  EXPECT_SAYS(status, " at 77: the vocabulary has only 257");
+  EXPECT_SAYS(status, " at 77: those of the data set are below 257");
   EXPECT_OK(d.train().read(100, out));
   EXPECT_EQ(d.verify().code(), Code::kCorrupt);
   damage("train-00000.tok", [](std::string& b) {
@@ -553,6 +554,25 @@ TEST_F(DatasetTest, BothTokenWidthsKeepEveryToken) {
   }
 }
 
+// As a version wrote it that did not note the largest token.
+TEST_F(DatasetTest, AnOlderIndexIsReadAndCompletedWhenItIsReplaced) {
+  PrepareOptions o = options(std::string(5000, 'a'));
+  o.val_fraction = 0;
+  make(o);
+  damage(kIndexName, [](std::string& json) {
+    const size_t at = json.find("  \"largest_token\"");
+    json.erase(at, json.find('\n', at) + 1 - at);
+  });
+  ASSERT_OK_AND(const auto older, prepare(o, *posix_file_system()));
+  EXPECT_TRUE(older.up_to_date);
+  EXPECT_EQ(older.index.largest_token, -1);
+  EXPECT_EQ(older.index.token_limit(), 257);
+  o.overwrite = true;
+  ASSERT_OK_AND(const auto newer, prepare(o, *posix_file_system()));
+  EXPECT_EQ(newer.index.largest_token, kByteEndOfText);
+  EXPECT_EQ(newer.index.data_id, older.index.data_id);
+}
+
 TEST(Index, ComesBackFromJsonTheSameAndItsIdCoversTheShards) {
   Index index;
   const std::string hash(32, 'a');
@@ -584,7 +604,12 @@ TEST(Index, ComesBackFromJsonTheSameAndItsIdCoversTheShards) {
   says("remesh-dataset", "other", "format");
   says("\"vocab_size\": 257", "\"vocab_size\": \"257\"", "vocab_size");
   says("\"vocab_size\": 257,", "", "vocab_size is missing");
+  says("\"largest_token\": -1", "\"largest_token\": 257",
+       "largest_token = 257");
   says("{", "", "not JSON");
+  EXPECT_EQ(back.token_limit(), 257);
+  index.largest_token = 120;
+  EXPECT_EQ(parse_index(index_to_json(index), "i")->token_limit(), 121);
   index.inputs.assign(600'000, {"/x/y.txt", 99, hash});
   const std::string many = index_to_json(index);
   EXPECT_LT(many.size(), kMaxIndexBytes / 16);

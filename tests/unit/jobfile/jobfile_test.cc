@@ -321,6 +321,13 @@ TEST(Resolve, KeysThatContradictEachOtherAreRefused) {
        "train.max_skipped_steps: must be given");
   says("[model]\nn_kv_heads = 3\n", "model.n_kv_heads = 3: must divide");
   says("[model]\nvocab_size = 100\n", "has a vocabulary of 257");
+  // Of a larger vocabulary only what occurs counts.
+  says("[model]\nvocab_size = 100\n",
+       "a vocabulary of 257 and tokens up to 100; must be at least 101",
+       {.vocab_size = 257, .largest_token = 100});
+  EXPECT_EQ(resolve_problem("[model]\nvocab_size = 101\n",
+                            {.vocab_size = 257, .largest_token = 100}),
+            "");
   says("[model]\nrope_low_freq_factor = 9\n", "rope_high_freq_factor = 4");
   says("[train]\nsteps = 9\n[schedule]\nwarmup_steps = 10\n",
        "schedule.warmup_steps = 10: must be at most the 9");

@@ -980,6 +980,7 @@ TEST_F(RunDirTest, DataInfoComesFromTheIndex) {
   data::Index index{.source_id = std::string(32, '0'),
                     .tokenizer = "bytes",
                     .vocab_size = 257,
+                    .largest_token = 120,
                     .train = {{"a", 5, checksum_of("xxxxxxxxxx")},
                               {"b", 6, checksum_of("xxxxxxxxxxxx")}}};
   index.data_id = data_id_of(index);
@@ -989,6 +990,7 @@ TEST_F(RunDirTest, DataInfoComesFromTheIndex) {
   put(dir_ + "/b", std::string(128 + 2 * 6, 'x'));
   ASSERT_OK_AND(const auto info, read_data_info(dir_));
   EXPECT_EQ(info.vocab_size, 257);
+  EXPECT_EQ(info.largest_token, 120);
   EXPECT_EQ(info.train_tokens, 11);
   EXPECT_EQ(info.val_tokens, 0);
   put(dir_ + "/b", std::string(128 + 2 * 6, 'y'));
