@@ -6,6 +6,7 @@
 #include <sys/wait.h>
 #include <unistd.h>
 
+#include <algorithm>
 #include <array>
 #include <cerrno>
 #include <csignal>
@@ -182,7 +183,13 @@ Status ChatTemplate::start(const std::string& settings) {
 }
 
 Status ChatTemplate::send(std::string_view line) {
-  const std::string text = std::string(line) + "\n";
+  std::string text;
+  text.reserve(line.size() + 1);
+  text = line;
+  // In JSON they can only stand between values.
+  std::ranges::replace_if(
+      text, [](char c) { return c == '\n' || c == '\r'; }, ' ');
+  text += '\n';
   for (size_t done = 0; done < text.size();) {
     const ssize_t n =
         ::send(socket_, text.data() + done, text.size() - done, MSG_NOSIGNAL);
@@ -226,21 +233,18 @@ Result<Conversation> ChatTemplate::render(std::string_view line,
   if (json_is_deeper(line, kMaxJsonDepth))
     return corrupt(
         fmt::format("{}: nested more than {} deep", place, kMaxJsonDepth));
-  const Json given = Json::parse(line, nullptr, /*exceptions=*/false);
-  if (!given.is_object() || !given.contains("messages") ||
-      !given["messages"].is_array())
+  if (!read_field(line, "messages").is_list)
     return corrupt(place + ": is no JSON object with a list of \"messages\"");
-  Json request = {{"messages", given["messages"]}};
-  if (given.contains("tools")) request["tools"] = given["tools"];
-  return ask(request.dump(), place);
+  return ask(fmt::format(R"({{"conversation": {}}})", line), place);
 }
 
 Result<std::string> ChatTemplate::prompt(std::string_view messages) {
-  const Json request = {
-      {"messages", Json::parse(messages, nullptr, /*exceptions=*/false)},
-      {"prompt", true}};
-  ASSIGN_OR_RETURN(const Conversation text,
-                   ask(request.dump(), "the conversation"));
+  ASSIGN_OR_RETURN(
+      const Conversation text,
+      ask(fmt::format(
+              R"({{"conversation": {{"messages": {}}}, "prompt": true}})",
+              messages),
+          "the conversation"));
   return text.empty() ? "" : text.front().text;
 }
 

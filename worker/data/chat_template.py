@@ -2,9 +2,10 @@
 
 Reads JSON, a line each: first {"template", "bos_token", "eos_token"} and perhaps
 "tool_use", the template of conversations with tools, then
-objects with "messages" and perhaps "tools". Answers each with a line: {"pieces":
-[[text, whether an answer], ...]}, or {"error": text}. With "prompt": true the
-text ends with the beginning of an answer, and is one piece.
+{"conversation": an object with "messages" and perhaps "tools"}. Answers each with
+a line: {"pieces": [[text, whether an answer], ...]}, or {"error": text}. With
+"prompt": true beside the conversation the text ends with the beginning of an
+answer, and is one piece.
 
 The environment is that of Hugging Face's transformers: sandboxed, with loop
 controls, raise_exception and tojson, but without the time of day, so that the
@@ -90,9 +91,9 @@ class Renderer:
             parts.append(part)
         return "".join(parts)
 
-    def pieces(self, conversation):
+    def pieces(self, conversation, prompt=False):
         messages = conversation["messages"]
-        if conversation.get("prompt"):
+        if prompt:
             text = self.render(conversation, messages, prompt=True)
             return [[text.replace(BEGIN, "").replace(END, ""), False]]
         if self.template(conversation)[1]:
@@ -195,7 +196,8 @@ def main():
                 renderer = Renderer(request)
                 answer = {"pieces": []}
             else:
-                answer = {"pieces": [p for p in renderer.pieces(request) if p[0]]}
+                pieces = renderer.pieces(**request)
+                answer = {"pieces": [p for p in pieces if p[0]]}
             answer = json.dumps(answer)
         except Exception as e:
             answer = json.dumps({"error": in_one_line(e)})

@@ -4,6 +4,7 @@
 
 #include <algorithm>
 #include <nlohmann/json.hpp>
+#include <utility>
 #include <vector>
 
 #include "proto/base/json_depth.h"
@@ -30,7 +31,70 @@ std::string reason_of(std::string_view message) {
       message.substr(0, std::min(message.find("; last read"), kMost)));
 }
 
+class FieldReader final : public nlohmann::json_sax<nlohmann::json> {
+ public:
+  explicit FieldReader(const std::string& field) : field_(field) {}
+
+  bool null() override { return value(); }
+  bool boolean(bool) override { return value(); }
+  bool number_integer(number_integer_t) override { return value(); }
+  bool number_unsigned(number_unsigned_t) override { return value(); }
+  bool number_float(number_float_t, const string_t&) override {
+    return value();
+  }
+  bool binary(binary_t&) override { return value(); }
+  bool string(string_t& text) override {
+    value();
+    if (wanted()) found.text = std::move(text);
+    return true;
+  }
+  bool key(string_t& name) override {
+    if (depth_ == 1) is_field_ = name == field_;
+    return true;
+  }
+  bool start_object(std::size_t) override {
+    value();
+    found.in_object = found.in_object || depth_ == 0;
+    ++depth_;
+    return true;
+  }
+  bool start_array(std::size_t) override {
+    value();
+    found.is_list = found.is_list || wanted();
+    ++depth_;
+    return true;
+  }
+  bool end_object() override { return --depth_, true; }
+  bool end_array() override { return --depth_, true; }
+  bool parse_error(std::size_t, const std::string&,
+                   const nlohmann::json::exception& e) override {
+    found = {.why_not = reason_of(e.what())};
+    return false;
+  }
+
+  LineField found;
+
+ private:
+  bool wanted() const { return depth_ == 1 && is_field_; }
+  // Of a field that is there twice the last value counts.
+  bool value() {
+    if (wanted()) found.text.reset();
+    if (wanted()) found.is_list = false;
+    return true;
+  }
+
+  const std::string& field_;
+  int depth_ = 0;
+  bool is_field_ = false;  // the value that follows, at depth 1
+};
+
 }  // namespace
+
+LineField read_field(std::string_view line, const std::string& field) {
+  FieldReader reader(field);
+  nlohmann::json::sax_parse(line, &reader);
+  return std::move(reader.found);
+}
 
 bool is_json_lines(const std::string& path) {
   const std::string name = without_compression(path);
@@ -77,22 +141,17 @@ Result<std::string> text_field(std::string_view line, const std::string& field,
   if (json_is_deeper(line, kMaxJsonDepth))
     return corrupt(
         fmt::format("{}: nested more than {} deep", place, kMaxJsonDepth));
-  nlohmann::json v;
-  std::string why;
-  try {
-    v = nlohmann::json::parse(line);
-  } catch (const nlohmann::json::exception& e) {
-    why = " (" + reason_of(e.what()) + ")";
-  }
-  if (!v.is_object())
-    return corrupt(place + ": is no JSON object of UTF-8 text" + why +
-                   "; JSON is read one object a line, as jq -c . or, of a "
-                   "list, jq -c '.[]' prints it");
-  const auto at = v.find(field);
-  if (at == v.end() || !at->is_string())
+  LineField found = read_field(line, field);
+  if (!found.in_object)
+    return corrupt(
+        place + ": is no JSON object of UTF-8 text" +
+        (found.why_not.empty() ? "" : " (" + found.why_not + ")") +
+        "; JSON is read one object a line, as jq -c . or, of a list, jq -c "
+        "'.[]' prints it");
+  if (!found.text)
     return corrupt(
         fmt::format("{}: has no text in field \"{}\" (--field)", place, field));
-  return at->get<std::string>();
+  return *std::move(found.text);
 }
 
 Result<uint64_t> split_documents(

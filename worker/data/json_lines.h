@@ -3,6 +3,7 @@
 
 #include <cstdint>
 #include <functional>
+#include <optional>
 #include <string>
 #include <string_view>
 
@@ -24,6 +25,18 @@ using LineSink =
     std::function<Status(std::string_view line, const std::string& place)>;
 Status for_each_line(TextReader& reader, const LineSink& take,
                      const std::function<void(uint64_t)>& progress);
+
+// What a line has in a field of the object that it is. A value of any other
+// kind is passed over without being kept, so that reading takes no more memory
+// than a few times the line.
+struct LineField {
+  bool in_object = false;           // the line is a JSON object of UTF-8
+  std::string why_not;              // "invalid literal"; "": it is other JSON
+  std::optional<std::string> text;  // the value, if it is a text
+  bool is_list = false;
+};
+// REQUIRES: the line is nested at most kMaxJsonDepth deep.
+LineField read_field(std::string_view line, const std::string& field);
 
 // The text in field `field` of a line. Corrupt, naming `place` and what is
 // wrong, if it is no JSON object of UTF-8 with such a field, or is nested more

@@ -1,5 +1,6 @@
 #include "worker/data/chat_template.h"
 
+#include "tests/testing/allocations.h"
 #include "tests/testing/expect.h"
 #include "tests/unit/data/data_test_util.h"
 
@@ -231,6 +232,18 @@ TEST_F(ChatTemplateTest, DeepConversationsAreRefused) {
       "f:7: nested more than 256 deep");
   EXPECT_HAS(problem("e.json", "{\"chat_template\": " + deep + "}"),
              "e.json: nested more than 256 deep");
+}
+
+TEST_F(ChatTemplateTest, ALineTakesNoMoreThanAFewTimesItsSize) {
+  const auto chat =
+      ChatTemplate::open(dir_.write("t.jinja", kTemplate)).value();
+  std::string line =
+      R"({"messages": [{"role": "user", "content": "a", "n": [0)";
+  for (int i = 0; i < 1'000'000; ++i) line += ",0";
+  line += "]}]}";
+  reset_allocations();
+  EXPECT_EQ(marked(chat->render(line, "f:1").value()), "<|user|>\na<|end|>\n");
+  EXPECT_LT(most_allocated(), 4 * line.size());
 }
 
 TEST_F(ChatTemplateTest, ATemplateThatDoesNotEndIsStopped) {

@@ -1,5 +1,6 @@
 #include "worker/data/json_lines.h"
 
+#include "tests/testing/allocations.h"
 #include "tests/testing/expect.h"
 #include "tests/unit/data/data_test_util.h"
 #include "worker/data/inputs.h"
@@ -61,11 +62,27 @@ TEST(JsonLines, AFieldThatIsNoTextIsNamed) {
     EXPECT_TRUE(why(line).starts_with(none + " (" + reason)) << why(line);
   EXPECT_EQ(why(R"({"text": "a"})"),
             "f:1: has no text in field \"body\" (--field)");
-  EXPECT_EQ(why(R"({"body": 1})"),
-            "f:1: has no text in field \"body\" (--field)");
+  for (const char* line :
+       {R"({"body": 1})", R"({"n": {"body": "a"}})", R"({"body": ["a"]})",
+        R"({"body": "a", "body": null})", R"({"n": "body", "m": "a"})"})
+    EXPECT_EQ(why(line), "f:1: has no text in field \"body\" (--field)");
+  EXPECT_EQ(text_field(R"({"n": {"a": [1]}, "body": 1, "body": "b", "c": "d"})",
+                       "body", "f:1")
+                .value(),
+            "b");
   const std::string deep =
       R"({"body": "a", "more": )" + std::string(300'000, '[');
   EXPECT_EQ(why(deep.c_str()), "f:1: nested more than 256 deep");
+}
+
+// A few bytes of a compressed file can become a line of many values.
+TEST(JsonLines, AValueThatIsNotWantedIsNotKept) {
+  std::string line = R"({"n": [0)";
+  for (int i = 0; i < 1'000'000; ++i) line += ",0";
+  line += R"(], "text": "a"})";
+  reset_allocations();
+  EXPECT_EQ(text_field(line, "text", "f:1").value(), "a");
+  EXPECT_LT(most_allocated(), line.size());
 }
 
 TEST(Inputs, FoldersAndPatternsBecomeTheirFiles) {
