@@ -2,6 +2,7 @@
 
 #include <fmt/format.h>
 
+#include <algorithm>
 #include <nlohmann/json.hpp>
 #include <unordered_map>
 #include <utility>
@@ -30,11 +31,15 @@ constexpr int kMaxJsonDepth = 64;
 
 // The largest vocabularies have some 260,000 tokens.
 constexpr int64_t kMaxId = (int64_t{1} << 22) - 1;
+// Ids that no token has take memory, too: there may be so many of them, and as
+// many as there are tokens.
+constexpr int64_t kMaxHoles = 1 << 16;
 
 // The tokens as the file writes them.
 struct Vocabulary {
   std::vector<std::string> names;  // by id; "": no such token
   std::unordered_map<std::string, int32_t> ids;
+  int64_t tokens = 0;  // that the file has
 
   Result<int32_t> find(const std::string& name) const {
     const auto it = ids.find(name);
@@ -49,10 +54,12 @@ struct Vocabulary {
           fmt::format("token {}: has {} bytes; at most {} are allowed",
                       shown(name), name.size(), kMaxTokenBytes));
     const int64_t id = number.get<int64_t>();
-    if (!number.is_number_integer() || id < 0 || id > kMaxId)
+    const int64_t max_id = std::min(kMaxId, kMaxHoles + 2 * tokens);
+    if (!number.is_number_integer() || id < 0 || id > max_id)
       return invalid_argument(
-          fmt::format("token '{}': id {}: must be an integer from 0 to {}",
-                      name, number.dump(), kMaxId));
+          fmt::format("token {}: id {}: must be an integer from 0 to {} where "
+                      "there are {} tokens",
+                      shown(name), number.dump(), max_id, tokens));
     const auto at = static_cast<size_t>(id);
     if (names.size() <= at) names.resize(at + 1);
     if (name.empty()) return ok_status();  // an id that stands for nothing
@@ -212,7 +219,10 @@ Result<std::unique_ptr<Tokenizer>> build(const Json& json,
   ASSIGN_OR_RETURN(Components c, parse_components(json, p));
   const Json& model = json.at("model");
   RETURN_IF_ERROR(check_model_kind(model));
+  const Json added_tokens = json.value("added_tokens", Json::array());
   Vocabulary vocabulary;
+  vocabulary.tokens =
+      static_cast<int64_t>(model.at("vocab").size() + added_tokens.size());
   for (const auto& [name, number] : model.at("vocab").items())
     RETURN_IF_ERROR(vocabulary.add(name, number));
   ASSIGN_OR_RETURN(BpeModel bpe, parse_model(model, vocabulary, c.byte_level));
@@ -220,9 +230,8 @@ Result<std::unique_ptr<Tokenizer>> build(const Json& json,
     c.lossy.emplace_back("unk_token");
   p.changes = join(c.lossy);
   if (c.marks_spaces) RETURN_IF_ERROR(divide_before_marks(bpe, &p));
-  ASSIGN_OR_RETURN(
-      const FoundById added,
-      parse_added(json.value("added_tokens", Json::array()), vocabulary, p));
+  ASSIGN_OR_RETURN(const FoundById added,
+                   parse_added(added_tokens, vocabulary, p));
   RETURN_IF_ERROR(decode_tokens(vocabulary, added, bpe, c, p));
   ASSIGN_OR_RETURN(p.bpe, Bpe::make(std::move(bpe)));
   // A special token rather than a piece of text: Gemma has the tag </s>.

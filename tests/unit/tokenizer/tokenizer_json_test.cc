@@ -632,6 +632,14 @@ TEST(TokenizerJson, WhatIsNotSupportedIsNamed) {
              "does not undo");
 }
 
+TEST(TokenizerJson, SomeIdsMayHaveNoToken) {
+  Json json = byte_level();
+  json["model"]["vocab"]["qq"] = 60'000;
+  const auto t = parse(json);
+  EXPECT_EQ(t->vocab_size(), 60'001);
+  EXPECT_EQ(t->decode(Tokens{60'000}).value(), "qq");
+}
+
 TEST(TokenizerJson, InvalidFilesAreRefused) {
   const auto says = [](const std::function<void(Json&)>& change,
                        const std::string& expected) {
@@ -640,6 +648,9 @@ TEST(TokenizerJson, InvalidFilesAreRefused) {
   says([](Json& j) { j["model"].erase("vocab"); }, "key 'vocab' not found");
   says([](Json& j) { j["model"]["vocab"]["q"] = -1; }, "id -1");
   says([](Json& j) { j["model"]["vocab"]["qq"] = 5000000; }, "id 5000000");
+  says([](Json& j) { j["model"]["vocab"]["qq"] = 70'000; },
+       "token \"qq\": id 70000: must be an integer from 0 to 66056 "
+       "where there are 260 tokens");
   says([](Json& j) { j["model"]["vocab"]["qq"] = 65; }, "has that id");
   says([](Json& j) { j["model"]["merges"].push_back("nope"); },
        "merge \"nope\": expected two tokens");
