@@ -83,7 +83,7 @@ Result<Ids> ids_of(const Model& m) {
     bytes += is_byte ? 1 : 0;
     if (p.type() != Piece::NORMAL && p.type() != Piece::UNUSED) continue;
     if (!ids.emplace(p.piece(), i).second)
-      return invalid_argument(fmt::format("piece {}: is there twice", i));
+      return invalid_argument(fmt::format("piece {} occurs twice", i));
   }
   if (bytes != 256)
     return invalid_argument(

@@ -144,7 +144,7 @@ TEST(SentencePiece, OtherModelsAreRefusedByName) {
        "precompiled_charsmap"},
       {normalizer([](auto* n) { n->set_escape_whitespaces(false); }),
        "escape_whitespaces"},
-      {piece("hello", Piece::NORMAL), "is there twice"},
+      {piece("hello", Piece::NORMAL), " occurs twice"},
       {piece("", Piece::NORMAL), "1 to 1024 bytes"},
       {piece("\xFF", Piece::NORMAL), "UTF-8"},
       {piece("hx", Piece::NORMAL), "a character that is no piece"},
