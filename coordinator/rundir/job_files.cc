@@ -286,7 +286,7 @@ Result<jobfile::DataInfo> read_data_info(const std::string& dir) {
   // Each member is validated by itself: whether the largest can be counts.
   int64_t val = index.members.empty() ? index.val_tokens() : 0;
   for (const data::MemberEntry& m : index.members) {
-    least = std::min(least, m.train_tokens);
+    if (m.weight > 0) least = std::min(least, m.train_tokens);
     val = std::max(val, m.val_tokens);
   }
   return jobfile::DataInfo{.vocab_size = index.vocab_size,

@@ -190,7 +190,12 @@ void check_train(const pb::Job& job, const DataInfo& data, Problems& out) {
         t.local_batch_size(), t.global_batch_size()));
   const int64_t least = data.least_train_tokens >= 0 ? data.least_train_tokens
                                                      : data.train_tokens;
-  if (least >= 0 && least <= t.seq_len())
+  if (data.train_tokens == 0)
+    out.push_back(fmt::format(
+        "data.path = \"{}\": has text for validation only; mix it with data to "
+        "train on: `remesh data mix DATA=1 {}=0 --out FOLDER`",
+        job.data().path(), job.data().path()));
+  else if (least >= 0 && least <= t.seq_len())
     out.push_back(fmt::format(
         "train.seq_len = {}: the data set at {} has {} training tokens{}; must "
         "be below that",

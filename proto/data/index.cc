@@ -86,12 +86,12 @@ Result<std::vector<MemberEntry>> parse_members(const nlohmann::json& array,
     MemberEntry m{
         .name = f.text("name", nullptr),
         .dir = f.text("dir", nullptr),
-        .weight = f.number("weight", 0),
+        .weight = f.number("weight", 0),  // must be there
         .data_id = hash(f, "data_id"),
         .train_tokens = count(f, "train_tokens", kMaxCount / kMostMembers),
         .val_tokens = count(f, "val_tokens", kMaxCount / kMostMembers)};
-    if (!(m.weight > 0 && m.weight <= 1e9))
-      f.refuse("weight", "above 0 and at most 1e9");
+    if (!(m.weight >= 0 && m.weight <= 1e9))
+      f.refuse("weight", "at least 0 and at most 1e9");
     if (m.dir.empty()) f.refuse("dir", "a folder");
     RETURN_IF_ERROR(f.problem());
     members.push_back(std::move(m));

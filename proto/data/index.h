@@ -36,9 +36,9 @@ struct InputEntry {
 
 // A data set that a mixture has.
 struct MemberEntry {
-  std::string name;  // for people
-  std::string dir;   // absolute, or relative to the mixture's folder
-  double weight = 1;
+  std::string name;   // for people
+  std::string dir;    // absolute, or relative to the mixture's folder
+  double weight = 1;  // 0: its text is for validation only
   std::string data_id;
   int64_t train_tokens = 0, val_tokens = 0;
   friend bool operator==(const MemberEntry&, const MemberEntry&) = default;

@@ -106,11 +106,11 @@ Json member_json(const Member& member, const Counts& c) {
 }
 
 void print_member(const Member& member, const Counts& c, bool named) {
-  if (c.lengths.empty()) return;
   if (named)
     fmt::print("  {} (weight {}): {} training and {} validation tokens\n",
                member.name, member.weight, member.train.num_tokens(),
                member.val.num_tokens());
+  if (c.lengths.empty()) return;
   fmt::print(
       "  tokens of a training document: median {}, 90 % at most {}, longest "
       "{}\n  the loss counts {:.1f} % of the training tokens\n",
@@ -210,18 +210,9 @@ std::string marked_text(const std::vector<Part>& parts, bool color) {
   return counted ? out : out + plain;
 }
 
-Status inspect(const Options& o) {
-  ASSIGN_OR_RETURN(const Dataset set, Dataset::open(o.dir));
-  ASSIGN_OR_RETURN(const Index index, read_index(o.dir));
-  ASSIGN_OR_RETURN(const std::vector<Counts> counts, count_members(set));
-  if (!o.json) print_statistics(index, set, counts);
-  ASSIGN_OR_RETURN(const auto tokenizer,
-                   tokenizer::open_tokenizer(
-                       o.tokenizer.empty() ? set.tokenizer() : o.tokenizer));
-  if (tokenizer->id() != set.tokenizer())
-    return invalid_argument(fmt::format(
-        "{}: the tokens are those of '{}', not of --tokenizer {} ('{}')", o.dir,
-        set.tokenizer(), o.tokenizer, tokenizer->id()));
+// The first sequences of training, which are printed or, as JSON, returned.
+Result<Json> show_sequences(const Options& o, const Dataset& set,
+                            const tokenizer::Tokenizer& tokenizer) {
   std::vector<Sampler::MixtureMember> mixture;
   for (const Member& m : set.members())
     mixture.push_back({m.train.num_tokens(), m.weight});
@@ -238,7 +229,7 @@ Status inspect(const Options& o) {
     RETURN_IF_ERROR(
         member.train.read_window(s.window, o.seq_len, input, target, &starts));
     ASSIGN_OR_RETURN(const std::vector<Part> parts,
-                     parts_of(*tokenizer, input, target, starts));
+                     parts_of(tokenizer, input, target, starts));
     const int64_t first = s.window * o.seq_len, last = first + o.seq_len - 1;
     if (o.json)
       sequences.push_back(
@@ -252,6 +243,25 @@ Status inspect(const Options& o) {
           "\n=== sequence {} of train.seed {}: tokens {} to {}{} ===\n{}\n", i,
           o.seed, first, last, set.is_mixture() ? " of " + member.name : "",
           marked_text(parts, o.color));
+  }
+  return sequences;
+}
+
+Status inspect(const Options& o) {
+  ASSIGN_OR_RETURN(const Dataset set, Dataset::open(o.dir));
+  ASSIGN_OR_RETURN(const Index index, read_index(o.dir));
+  ASSIGN_OR_RETURN(const std::vector<Counts> counts, count_members(set));
+  if (!o.json) print_statistics(index, set, counts);
+  ASSIGN_OR_RETURN(const auto tokenizer,
+                   tokenizer::open_tokenizer(
+                       o.tokenizer.empty() ? set.tokenizer() : o.tokenizer));
+  if (tokenizer->id() != set.tokenizer())
+    return invalid_argument(fmt::format(
+        "{}: the tokens are those of '{}', not of --tokenizer {} ('{}')", o.dir,
+        set.tokenizer(), o.tokenizer, tokenizer->id()));
+  Json sequences = Json::array();
+  if (index.train_tokens() > 0) {
+    ASSIGN_OR_RETURN(sequences, show_sequences(o, set, *tokenizer));
   }
   if (!o.json) return ok_status();
   Json json = statistics_json(index, set, counts);

@@ -157,7 +157,8 @@ void add_prepare(CLI::App& app, int* code) {
                 std::string("Tokenizer: ") + tokenizer::kTokenizerHelp)
       ->capture_default_str();
   c->add_option("--val-fraction", o->val_fraction,
-                "Share of the text held out for validation, 0 to 0.5")
+                "Share of the text held out for validation, 0 to 0.5; 1: all "
+                "of it, for a mixture to validate on")
       ->capture_default_str();
   c->add_option("--val-block-bytes", o->val_block_bytes,
                 "Size of the held-out blocks, about; 0: 16 KiB, or less for a "
@@ -222,8 +223,12 @@ Status mix_command(const MixOptions& o, bool json) {
              plural(static_cast<int64_t>(made.members.size()), "data set"),
              made.train_tokens());
   for (const MemberEntry& m : made.members)
-    fmt::print("  {:<16} {:5.1f} % of the sequences, {} training tokens\n",
-               m.name, 100 * m.weight / all, m.train_tokens);
+    if (m.weight > 0)
+      fmt::print("  {:<16} {:5.1f} % of the sequences, {} training tokens\n",
+                 m.name, 100 * m.weight / all, m.train_tokens);
+    else
+      fmt::print("  {:<16} for validation only, {} tokens\n", m.name,
+                 m.val_tokens);
   return ok_status();
 }
 
@@ -241,10 +246,14 @@ void add_mix(CLI::App& app, int* code) {
   add_json_option(c, json.get());
   c->footer(R"(
 Nothing is copied: the data sets must stay where they are. Validation takes an
-equal part of each, and its loss is the mean by weight.
+equal part of each that has held-out text, gives the loss of each under its name,
+and their mean by weight. A data set of weight 0 is for validation only, such as
+one that was prepared with --val-fraction 1. Where only such have held-out text,
+the mean is of equal weights.
 
-Example:
-  remesh data mix data/books=0.7 data/code=0.3 --out data/mix)");
+Examples:
+  remesh data mix data/books=0.7 data/code=0.3 --out data/mix
+  remesh data mix data/books=1 data/exams=0 data/news=0 --out data/mix)");
   c->callback([&app, o, json, code] {
     *code = exit_code(app, mix_command(*o, *json));
   });

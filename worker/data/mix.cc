@@ -2,6 +2,7 @@
 
 #include <fmt/format.h>
 
+#include <algorithm>
 #include <filesystem>
 #include <memory>
 #include <set>
@@ -18,13 +19,15 @@ namespace files = std::filesystem;
 Result<MemberEntry> parse_member(const std::string& argument) {
   const auto wrong = [&] {
     return invalid_argument(fmt::format(
-        "{}: must be FOLDER=WEIGHT, with a weight above 0", argument));
+        "{}: must be FOLDER=WEIGHT, with a weight above 0 or, for validation "
+        "only, 0",
+        argument));
   };
   const size_t at = argument.rfind('=');
   if (at == std::string::npos || at == 0) return wrong();
   MemberEntry m;
-  m.weight = parse_number<double>(argument.substr(at + 1)).value_or(0);
-  if (!(m.weight > 0 && m.weight <= 1e9)) return wrong();
+  m.weight = parse_number<double>(argument.substr(at + 1)).value_or(-1);
+  if (!(m.weight >= 0 && m.weight <= 1e9)) return wrong();
   const files::path dir = files::absolute(argument.substr(0, at));
   m.dir = dir.lexically_normal().string();
   while (m.dir.ends_with('/')) m.dir.pop_back();
@@ -53,6 +56,15 @@ Status add_member(MemberEntry member, Index* index) {
   member.data_id = of.data_id;
   member.train_tokens = of.train_tokens();
   member.val_tokens = of.val_tokens();
+  if (member.weight > 0 && member.train_tokens == 0)
+    return invalid_argument(
+        member.dir +
+        ": has no training text; give it weight 0, for validation only");
+  if (member.weight == 0 && member.val_tokens == 0)
+    return invalid_argument(
+        member.dir +
+        ": has no validation text, and with weight 0 it would not be used; "
+        "prepare it with --val-fraction 1");
   index->documents += of.documents;
   index->text_bytes += of.text_bytes;
   index->members.push_back(std::move(member));
@@ -99,6 +111,10 @@ Result<Index> mix(const MixOptions& o, FileSystem& fs) {
           o.out_dir, member.name));
     RETURN_IF_ERROR(add_member(std::move(member), &index));
   }
+  if (std::ranges::none_of(index.members,
+                           [](const auto& m) { return m.weight > 0; }))
+    return invalid_argument(
+        "no member has a weight above 0, so there is nothing to train on");
   index.data_id = index.source_id = data_id_of(index);
   ASSIGN_OR_RETURN(const std::unique_ptr<OutDir> out,
                    OutDir::open(fs, o.out_dir));

@@ -18,8 +18,9 @@ struct MixOptions {
 };
 
 // Returns the index. Fails, without changing out_dir, on an argument that is no
-// folder and weight, on two members of one name, and on members with different
-// tokenizers; with AlreadyExists if out_dir has something else.
+// folder and weight, on two members of one name, on members with different
+// tokenizers, on one that has no text of the split that it is for, and if none
+// has a weight above 0; with AlreadyExists if out_dir has something else.
 Result<Index> mix(const MixOptions& options, FileSystem& fs);
 
 }  // namespace remesh::data

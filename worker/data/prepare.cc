@@ -30,9 +30,10 @@ Status check_options(const PrepareOptions& o) {
   if (o.inputs.empty())
     return invalid_argument("prepare: no input: expected at least one file");
   if (o.out_dir.empty()) return invalid_argument("prepare: no output folder");
-  if (!(o.val_fraction >= 0 && o.val_fraction <= 0.5))
+  if (!(o.val_fraction >= 0 && o.val_fraction <= 0.5) && o.val_fraction != 1)
     return invalid_argument(fmt::format(
-        "--val-fraction {}: must be from 0 to 0.5", o.val_fraction));
+        "--val-fraction {}: must be from 0 to 0.5 or, for validation only, 1",
+        o.val_fraction));
   if (o.val_block_bytes != 0 &&
       (o.val_block_bytes < kMinBlock || o.val_block_bytes > kMaxBlock))
     return invalid_argument(
@@ -196,7 +197,8 @@ Status check_splits(const Index& index, const PrepareOptions& o,
   if (index.documents == 0)
     return invalid_argument(
         fmt::format("{}: no text, only ends of documents", o.inputs[0]));
-  if (o.val_fraction > 0 && (index.val.empty() || index.train.empty()))
+  if (o.val_fraction > 0 && o.val_fraction < 1 &&
+      (index.val.empty() || index.train.empty()))
     return invalid_argument(fmt::format(
         "{} bytes of text: too little for a {} split with --val-fraction {} "
         "in blocks of {} bytes; use --val-fraction 0 for no held-out split, or "

@@ -41,7 +41,8 @@ struct PrepareOptions {
   std::vector<std::string> inputs;  // as expand_inputs() takes them, in order
   std::string out_dir;              // created if missing
   std::string tokenizer = "bytes";  // as open_tokenizer() takes it
-  double val_fraction = 0.01;       // 0 .. 0.5; 0: no held-out split
+  double val_fraction = 0.01;       // 0 .. 0.5; 0: no held-out split;
+                                    // 1: no training split
   int64_t val_block_bytes = 0;      // 64 .. 2^24; 0: 16 KiB, or less when the
                                     // input is small
   int64_t shard_tokens = int64_t{1} << 26;  // at most, per shard; >= 1

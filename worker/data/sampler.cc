@@ -57,15 +57,16 @@ Result<Sampler> Sampler::make(uint64_t seed,
                               int64_t offset) {
   CHECK(!members.empty());
   std::vector<Stream> streams;
+  double rest = 0;
   for (const MixtureMember& member : members) {
     if (seq_len < 1 || global_batch < 1 || member.num_tokens < 0 ||
-        !(member.weight > 0))
+        !(member.weight >= 0))
       return invalid_argument(fmt::format(
           "sampler: {} tokens of weight {}, sequence length {}, global batch "
-          "{}: must be at least 0, above 0, and at least 1 and 1",
+          "{}: must be at least 0, 0, 1 and 1",
           member.num_tokens, member.weight, seq_len, global_batch));
     const int64_t windows = num_windows(member.num_tokens, seq_len);
-    if (windows < 1)
+    if (windows < 1 && member.weight > 0)
       return invalid_argument(fmt::format(
           "train.seq_len = {}: the training data have {} tokens, fewer than "
           "one sequence of {} and the token after it",
@@ -74,9 +75,13 @@ Result<Sampler> Sampler::make(uint64_t seed,
     const uint64_t key =
         random_u64(seed, hash64("remesh.sampler"), streams.size());
     streams.push_back({.key = key, .windows = windows});
+    rest += member.weight;
   }
-  double rest = 0;
+  if (rest == 0)
+    return invalid_argument("sampler: no data set has a weight above 0");
+  rest = 0;
   for (size_t k = members.size(); k-- > 0;) {
+    if (members[k].weight == 0) continue;  // a share of 0
     rest += members[k].weight;
     streams[k].share =
         static_cast<uint64_t>(std::llround(members[k].weight / rest * 0x1p32));

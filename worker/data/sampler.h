@@ -40,7 +40,7 @@ class Sampler {
  public:
   struct MixtureMember {
     int64_t num_tokens = 0;
-    double weight = 1;  // above 0
+    double weight = 1;  // 0: it has no sequence
   };
   struct Sequence {
     int64_t epoch = 0;   // pass over the member, from 0
@@ -49,8 +49,8 @@ class Sampler {
     friend bool operator==(const Sequence&, const Sequence&) = default;
   };
 
-  // Fails if a member has no complete window (naming tokens and seq_len) or a
-  // size is below 1.
+  // Fails if no weight is above 0, a member of such a weight has no complete
+  // window (naming tokens and seq_len), or a size is below 1.
   static Result<Sampler> make(uint64_t seed,
                               const std::vector<MixtureMember>& members,
                               int64_t seq_len, int64_t global_batch,

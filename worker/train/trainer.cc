@@ -228,7 +228,8 @@ void Trainer::log_step(const board::StepRecord& record,
 
 Status Trainer::validate(board::StepRecord* record) {
   board_.set_phase(pb::RankStatus::VALIDATE);
-  double sum = 0, weights = 0;
+  double sum = 0, weights = 0, plain_sum = 0;
+  int validated = 0;
   for (const size_t m : batches_->validated()) {
     const data::Member& member = batches_->dataset().members()[m];
     engine::Evaluation evaluated;
@@ -247,6 +248,12 @@ Status Trainer::validate(board::StepRecord* record) {
     if (evaluated.targets <= 0) continue;
     sum += member.weight * loss;
     weights += member.weight;
+    plain_sum += loss;
+    ++validated;
+  }
+  if (weights == 0) {  // held-out text is that of weight 0 alone
+    sum = plain_sum;
+    weights = validated;
   }
   if (weights > 0) record->val_loss = sum / weights;
   return ok_status();

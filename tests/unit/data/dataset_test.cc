@@ -7,6 +7,7 @@
 
 #include "proto/data/index.h"
 #include "tests/unit/data/data_test_util.h"
+#include "worker/data/mix.h"
 #include "worker/data/out_dir.h"
 #include "worker/data/token_shard.h"
 #include "worker/tokenizer/tokenizer.h"
@@ -143,6 +144,32 @@ TEST_F(DatasetTest, TheHeldOutShareIsRightSpreadAndLosesNoText) {
   }
   EXPECT_GT(at, text.size() * 9 / 10);
   EXPECT_LT(widest, size_t{25} * 1024);
+}
+
+TEST_F(DatasetTest, AllOfATextMayBeForValidation) {
+  PrepareOptions o = options(words(50'000));
+  o.val_fraction = 1;
+  make(o);
+  ASSERT_OK_AND(const auto d, Dataset::open(o.out_dir));
+  EXPECT_EQ(d.train().num_tokens(), 0);
+  EXPECT_EQ(tokens_of(d.val()), naive_tokens(words(50'000)));
+  const auto mix_of = [&](const std::vector<std::string>& members) {
+    return mix({.members = members, .out_dir = dir_ / "mix"},
+               *posix_file_system());
+  };
+  const std::string val = o.out_dir;
+  o.val_fraction = 0;
+  o.out_dir = dir_ / "train";
+  make(o);
+  EXPECT_SAYS(mix_of({o.out_dir + "=1", val + "=1"}),
+              "out: has no training text; give it weight 0");
+  EXPECT_SAYS(mix_of({o.out_dir + "=0", val + "=0"}),
+              "train: has no validation text");
+  EXPECT_SAYS(mix_of({val + "=0"}), "nothing to train on");
+  EXPECT_SAYS(mix_of({o.out_dir + "=1", val + "=-1"}), "must be FOLDER=WEIGHT");
+  EXPECT_FALSE(fs::exists(dir_ / "mix"));
+  EXPECT_OK(mix_of({o.out_dir + "=1", val + "=0"}));
+  EXPECT_OK(Dataset::open(dir_ / "mix"));
 }
 
 TEST_F(DatasetTest, SeedsHoldOutOtherTextAndTheSameSeedTheSame) {
@@ -285,7 +312,7 @@ TEST_F(DatasetTest, BadInputIsAClearErrorAndLeavesNoFolder) {
   says(o, "tokenizer 'byte': no such file: expected bytes");
   o = options(words(10'000));
   o.val_fraction = 0.6;
-  says(o, "--val-fraction 0.6: must be from 0 to 0.5");
+  says(o, "--val-fraction 0.6: must be from 0 to 0.5 or");
   o = options(words(10'000));
   o.shard_tokens = 0;
   says(o, "--shard-tokens 0");

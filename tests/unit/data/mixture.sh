@@ -49,6 +49,23 @@ then
   cat log
   exit 1
 fi
+# All of it is held out.
+"$bin/remesh" data prepare c.txt --val-fraction 1 --out set-d > log
+"$bin/remesh" data mix set-a=1 set-d=0 --out validated > log
+grep -q 'set-d  *for validation only, [0-9]* tokens' log
+"$bin/remesh" data inspect validated > log
+grep -q 'set-d (weight 0): 0 training and' log
+"$bin/remesh" data inspect set-d > log
+sed s/half/validated/ half.toml > validated.toml
+"$bin/remesh" job check validated.toml > log
+sed s/half/set-d/ half.toml > set-d.toml
+if "$bin/remesh" job check set-d.toml > log 2>&1 ||
+  ! grep -q 'has text for validation only; mix it' log
+then
+  echo "FAIL: a job that would train on nothing:"
+  cat log
+  exit 1
+fi
 # The index could not name it.
 name=$(printf 'set-\377')
 cp -r set-a "$name"

@@ -137,7 +137,18 @@ TEST(Sampler, DataTooShortForOneWindowAreRefused) {
   EXPECT_FALSE(Sampler::make(1, {{256}}, 0, 4).ok());
   EXPECT_FALSE(Sampler::make(1, {{256}}, 8, 0).ok());
   EXPECT_FALSE(Sampler::make(1, {{256}, {8}}, 8, 4).ok());
-  EXPECT_FALSE(Sampler::make(1, {{256}, {256, 0}}, 8, 4).ok());
+  EXPECT_FALSE(Sampler::make(1, {{256}, {256, -1}}, 8, 4).ok());
+  EXPECT_SAYS(Sampler::make(1, {{256, 0}, {256, 0}}, 8, 4), "no data set has");
+}
+
+TEST(Sampler, AMemberOfWeightZeroHasNoSequence) {
+  ASSERT_OK_AND(const auto sampler,
+                Sampler::make(1, {{0, 0}, {256, 3}, {64, 0}, {256, 1}, {0, 0}},
+                              8, /*global_batch=*/4));
+  std::map<size_t, int> taken;
+  for (int64_t s = 0; s < 100; ++s)
+    for (int64_t i = 0; i < 4; ++i) ++taken[sampler.at(s, i).member];
+  EXPECT_EQ(taken, (std::map<size_t, int>{{1, 300}, {3, 100}}));
 }
 
 // At any time each member has had its share, but for one sequence for each

@@ -321,6 +321,8 @@ TEST(Resolve, KeysThatContradictEachOtherAreRefused) {
        "train.max_skipped_steps: must be given");
   says("[model]\nn_kv_heads = 3\n", "model.n_kv_heads = 3: must divide");
   says("[model]\nvocab_size = 100\n", "has a vocabulary of 257");
+  says("", "data.path = \"/jobs/books\": has text for validation only",
+       {.vocab_size = 257, .train_tokens = 0, .val_tokens = 900});
   // Of a larger vocabulary only what occurs counts.
   says("[model]\nvocab_size = 100\n",
        "a vocabulary of 257 and tokens up to 100; must be at least 101",

@@ -87,26 +87,31 @@ TEST_F(BatchOrderTest, TheRanksTogetherReadTheList) {
   }
 }
 
-// Data sets of different sizes, so that some are used up earlier.
+// Data sets of different sizes, so that some are used up earlier, and one for
+// validation only.
 TEST_F(BatchOrderTest, AMixtureIsReadInItsOrder) {
   std::string sets;
   data::MixOptions mixed{.out_dir = dir_ + "/mix"};
-  for (const auto& [name, words, weight] :
-       {std::tuple{"a", 3000, "0.5"}, {"b", 500, "0.3"}, {"c", 1500, "0.2"}}) {
+  for (const auto& [name, words, weight] : {std::tuple{"a", 3000, "0.5"},
+                                            {"v", 300, "0"},
+                                            {"b", 500, "0.3"},
+                                            {"c", 1500, "0.2"}}) {
     const std::string folder = dir_ + "/" + name;
     std::string text;
     for (int i = 0; i < words; ++i)
       text += name + std::to_string(i * i % 7919) + (i % 50 == 0 ? "\n" : " ");
     std::ofstream(folder + ".txt") << text;
     ASSERT_OK(data::prepare(
-        {.inputs = {folder + ".txt"}, .out_dir = folder, .val_fraction = 0.2},
+        {.inputs = {folder + ".txt"},
+         .out_dir = folder,
+         .val_fraction = std::string_view(weight) == "0" ? 1.0 : 0.2},
         *posix_file_system()));
     mixed.members.push_back(folder + "=" + weight);
     sets += (sets.empty() ? "" : ",") + mixed.members.back();
   }
   ASSERT_OK(data::mix(mixed, *posix_file_system()));
   const std::vector<Sequence> want =
-      list(/*seed=*/3, sets, kSteps * kBatch + 3 * 2);
+      list(/*seed=*/3, sets, kSteps * kBatch + 4 * 2);
   for (const int dp : {1, 3}) {
     std::vector<BatchSource> ranks;
     for (int r = 0; r < dp; ++r)
@@ -123,7 +128,7 @@ TEST_F(BatchOrderTest, AMixtureIsReadInItsOrder) {
     std::vector<Sequence> got;
     for (int64_t step = 0; step < kSteps; ++step)
       for (BatchSource& r : ranks) append(r.step(step).value(), &got);
-    ASSERT_EQ(ranks[0].validated().size(), 3U);
+    ASSERT_EQ(ranks[0].validated().size(), 4U);
     for (const size_t member : ranks[0].validated())
       for (BatchSource& r : ranks)
         append(r.validation(member, 0).value(), &got);
@@ -239,6 +244,37 @@ TEST_F(BatchOrderTest, ATrainerTrainsAndValidatesOnTheList) {
     EXPECT_GT(std::abs(want - before), 1e-5) << "cannot tell them apart";
     EXPECT_NEAR(got.val_loss, val_loss, 2e-6) << "step " << i + 1;
     before = want;
+  }
+}
+
+TEST_F(BatchOrderTest, SetsThatOnlyValidateHaveTheirMeanLoss) {
+  const std::string held_out = "the old ship\nwas calm and sailed on.\n";
+  std::string text;
+  for (int i = 0; i < 100; ++i) text += held_out;
+  const auto add = [&](const std::string& name, double val_fraction) {
+    std::ofstream(dir_ + "/" + name + ".txt") << name << text;
+    return data::prepare({.inputs = {dir_ + "/" + name + ".txt"},
+                          .out_dir = dir_ + "/" + name,
+                          .val_fraction = val_fraction},
+                         *posix_file_system())
+        .status();
+  };
+  ASSERT_OK(add("train", 0));
+  ASSERT_OK(add("x", 1));
+  ASSERT_OK(add("yyyyyy", 1));
+  ASSERT_OK(data::mix(
+      {.members = {dir_ + "/train=1", dir_ + "/x=0", dir_ + "/yyyyyy=0"},
+       .out_dir = dir_ + "/mix"},
+      *posix_file_system()));
+  const Ended e = run(spec({"train.steps=2", "train.eval_every=1",
+                            "checkpoint.interval=0", "data.path=mix"}));
+  ASSERT_EQ(e.code, 0) << output();
+  ASSERT_EQ(e.steps.size(), 2U);
+  for (const board::StepRecord& step : e.steps) {
+    ASSERT_EQ(step.validated, 2);
+    EXPECT_NE(step.val_losses[0], step.val_losses[1]);
+    EXPECT_DOUBLE_EQ(step.val_loss,
+                     (step.val_losses[0] + step.val_losses[1]) / 2);
   }
 }
 
