@@ -123,11 +123,11 @@ Result<std::string> ChatTemplate::find(const std::string& folder) {
 
 Result<std::unique_ptr<ChatTemplate>> ChatTemplate::open(
     const std::string& path, const std::string& tokenizer_folder,
-    int most_seconds) {
+    int most_seconds, const std::string& date) {
   ASSIGN_OR_RETURN(const std::string settings,
                    settings_of(path, tokenizer_folder));
-  std::unique_ptr<ChatTemplate> out(new ChatTemplate(path, most_seconds));
-  out->id_ = xxh128_text(settings);
+  std::unique_ptr<ChatTemplate> out(new ChatTemplate(path, most_seconds, date));
+  out->id_ = xxh128_text(date == kChatDate ? settings : settings + date);
   out->end_token_ = text_in(Json::parse(settings), "eos_token");
   RETURN_IF_ERROR(out->start(settings));
   return out;
@@ -154,7 +154,8 @@ Status ChatTemplate::start(const std::string& settings) {
                          "utf8",
                          "-c",
                          kChatTemplatePy,
-                         std::to_string(most_seconds_)};
+                         std::to_string(most_seconds_),
+                         date_};
   std::vector<char*> arguments;
   for (std::string& word : words) arguments.push_back(word.data());
   arguments.push_back(nullptr);

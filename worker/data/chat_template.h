@@ -23,6 +23,11 @@ struct ChatPiece {
 };
 using Conversation = std::vector<ChatPiece>;
 
+// The date that a template is told, unless another is given, so that the same
+// conversations give the same text. It is the one that Llama 3's templates
+// write where they cannot ask.
+inline constexpr char kChatDate[] = "2024-07-26";
+
 class ChatTemplate {
  public:
   static constexpr int kMostSeconds = 60;
@@ -34,9 +39,10 @@ class ChatTemplate {
   // one, of `path` or the file beside it. NotFound without the file,
   // InvalidArgument if it has no template or an invalid one, Unavailable
   // without python3 or jinja2, Exhausted if it takes over `most_seconds`.
+  // `date`: what strftime_now() writes, as in kChatDate; "": the time of now.
   static Result<std::unique_ptr<ChatTemplate>> open(
       const std::string& path, const std::string& tokenizer_folder = "",
-      int most_seconds = kMostSeconds);
+      int most_seconds = kMostSeconds, const std::string& date = kChatDate);
   ~ChatTemplate();
   ChatTemplate(const ChatTemplate&) = delete;
   ChatTemplate& operator=(const ChatTemplate&) = delete;
@@ -44,7 +50,8 @@ class ChatTemplate {
   // The file with the template in a model's folder. NotFound if it has none.
   static Result<std::string> find(const std::string& folder);
 
-  // A hash of the template and the tokens it refers to, 32 hex digits.
+  // A hash of the template, the tokens it refers to and the date, 32 hex
+  // digits.
   const std::string& id() const { return id_; }
 
   // `line`: a JSON object with "messages", a list of {"role", "content"}, and
@@ -58,8 +65,10 @@ class ChatTemplate {
   const std::string& end_token() const { return end_token_; }
 
  private:
-  ChatTemplate(std::string path, int most_seconds)
-      : path_(std::move(path)), most_seconds_(most_seconds) {}
+  ChatTemplate(std::string path, int most_seconds, std::string date)
+      : path_(std::move(path)),
+        date_(std::move(date)),
+        most_seconds_(most_seconds) {}
   Status start(const std::string& settings);
   Result<Conversation> ask(const std::string& request,
                            const std::string& place);
@@ -67,7 +76,7 @@ class ChatTemplate {
   Result<std::string> receive();
   Status ended();
 
-  std::string path_, id_, end_token_;
+  std::string path_, date_, id_, end_token_;
   int most_seconds_;
   pid_t pid_ = -1;
   int socket_ = -1;

@@ -8,17 +8,18 @@ a line: {"pieces": [[text, whether an answer], ...]}, or {"error": text}. With
 answer, and is one piece.
 
 The environment is that of Hugging Face's transformers: sandboxed, with loop
-controls, raise_exception and tojson, but without the time of day, so that the
-same conversations give the same text. Answers are the text
+controls, raise_exception, tojson and strftime_now. Answers are the text
 between {% generation %} and {% endgeneration %} or, in a template without
 them, what an assistant's message adds to the text that ends with the prompt for
 it. Some templates write a message in another way once others follow, as Qwen 3
 does with the thoughts before an answer: then it is what stands between the
 prompt and the end of the turn in the text of the whole conversation.
 
-The argument is the most seconds that a line may take: after that SIGALRM ends
-the process, also in the middle of a function written in C.
+The first argument is the most seconds that a line may take: after that SIGALRM
+ends the process, also in the middle of a function written in C. The second is the
+date that strftime_now writes, 2024-07-26; "": that of now.
 """
+import datetime
 import json
 import resource
 import secrets
@@ -56,6 +57,12 @@ def raise_exception(text):
     raise jinja2.TemplateError(text)
 
 
+def strftime_now(form):
+    date = sys.argv[2]
+    now = datetime.datetime
+    return (now.fromisoformat(date) if date else now.now()).strftime(form)
+
+
 def to_json(value, ensure_ascii=False, indent=None, separators=None,
             sort_keys=False):
     return json.dumps(value, ensure_ascii=ensure_ascii, indent=indent,
@@ -69,6 +76,7 @@ class Renderer:
             extensions=[Generation, "jinja2.ext.loopcontrols"])
         environment.filters["tojson"] = to_json
         environment.globals["raise_exception"] = raise_exception
+        environment.globals["strftime_now"] = strftime_now
         self.tokens = {k: settings[k] for k in ("bos_token", "eos_token")}
         default = settings["template"]
         self.templates = {

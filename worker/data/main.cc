@@ -182,6 +182,11 @@ void add_prepare(CLI::App& app, int* code) {
                 "eos_token are the tokenizer's. Default: the one beside the "
                 "tokenizer")
       ->needs("--chat");
+  c->add_option("--chat-date", o->chat_date,
+                "The date that a template writes where it asks for today's, so "
+                "that the same text makes the same data")
+      ->needs("--chat")
+      ->capture_default_str();
   c->add_flag("--overwrite", o->overwrite,
               "Replace a data set in the folder; its other files stay");
   add_json_option(c, json.get());

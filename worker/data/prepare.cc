@@ -3,13 +3,14 @@
 #include <fmt/format.h>
 
 #include <algorithm>
+#include <chrono>
+#include <cstdio>
 #include <memory>
 #include <optional>
 #include <utility>
 
 #include "proto/base/file_system.h"
 #include "proto/data/index.h"
-#include "worker/data/chat_template.h"
 #include "worker/data/dataset.h"
 #include "worker/data/inputs.h"
 #include "worker/data/json_lines.h"
@@ -25,6 +26,16 @@ constexpr int64_t kMinBlock = 64;
 constexpr int64_t kUsualBlock = 16 << 10;
 constexpr int64_t kMaxBlock = 1 << 24;
 constexpr size_t kPortion = size_t{1} << 20;
+
+// 2024-07-26.
+bool is_date(const std::string& text) {
+  int year = 0, month = 0, day = 0;
+  return std::sscanf(text.c_str(), "%d-%d-%d", &year, &month, &day) == 3 &&
+         fmt::format("{:04}-{:02}-{:02}", year, month, day) == text &&
+         year >= 1 && year <= 9999 &&
+         std::chrono::year_month_day(std::chrono::year(year) / month / day)
+             .ok();
+}
 
 Status check_options(const PrepareOptions& o) {
   if (o.inputs.empty())
@@ -43,6 +54,9 @@ Status check_options(const PrepareOptions& o) {
     return invalid_argument(
         "--chat and --raw-bytes: conversations are read from JSON lines; give "
         "one of the two");
+  if (!is_date(o.chat_date))
+    return invalid_argument(fmt::format(
+        "--chat-date {}: must be a date like {}", o.chat_date, kChatDate));
   if (o.shard_tokens < 1)
     return invalid_argument(
         fmt::format("--shard-tokens {}: must be at least 1", o.shard_tokens));
@@ -276,7 +290,8 @@ Result<std::unique_ptr<ChatTemplate>> open_template(const PrepareOptions& o) {
           "--chat-template");
     ASSIGN_OR_RETURN(path, ChatTemplate::find(folder));
   }
-  return ChatTemplate::open(path, folder);
+  return ChatTemplate::open(path, folder, ChatTemplate::kMostSeconds,
+                            o.chat_date);
 }
 
 }  // namespace

@@ -34,6 +34,7 @@
 #include "proto/base/file_system.h"
 #include "proto/base/status.h"
 #include "proto/data/index.h"
+#include "worker/data/chat_template.h"
 
 namespace remesh::data {
 
@@ -53,6 +54,8 @@ struct PrepareOptions {
   // As ChatTemplate::open() takes it; "": chat_template.jinja or
   // tokenizer_config.json beside the tokenizer.
   std::string chat_template;
+  std::string chat_date =
+      kChatDate;           // that strftime_now() of a template writes
   bool overwrite = false;  // replace a different data set in out_dir
 };
 

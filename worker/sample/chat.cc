@@ -10,8 +10,10 @@ Result<Chat> Chat::open(ModelFiles& files, const std::string& path,
   if (file.empty()) {
     ASSIGN_OR_RETURN(file, data::ChatTemplate::find(files.folder));
   }
-  ASSIGN_OR_RETURN(chat.template_,
-                   data::ChatTemplate::open(file, files.folder));
+  ASSIGN_OR_RETURN(
+      chat.template_,
+      data::ChatTemplate::open(file, files.folder,
+                               data::ChatTemplate::kMostSeconds, /*date=*/""));
   std::vector<int32_t> end;
   RETURN_IF_ERROR(chat.tokenizer_->encode(chat.template_->end_token(),
                                           {.special = true}, end));

@@ -15,7 +15,8 @@ namespace remesh::sample {
 class Chat {
  public:
   // With the template in that file, or if it is "" in the model's folder.
-  // `system`: the first message, unless it is "". Adds the token that ends an
+  // `system`: the first message, unless it is "". A template that asks gets the
+  // date of today. Adds the token that ends an
   // answer to `files.end`. Fails like ChatTemplate::open() and find().
   static Result<Chat> open(ModelFiles& files, const std::string& path,
                            const std::string& system);

@@ -133,6 +133,19 @@ TEST_F(ChatTemplateTest, ATemplateOfItsOwnHasTheTokensBesideIt) {
               "tokenizer_config.json: is no JSON object");
 }
 
+TEST_F(ChatTemplateTest, TheDateIsTheOneGiven) {
+  const std::string path = dir_.write(
+      "t.jinja", "{{ strftime_now('%d %b %Y %H:%M') }} {{ bos_token }}");
+  const auto plain = ChatTemplate::open(path).value();
+  const auto other =
+      ChatTemplate::open(path, "", ChatTemplate::kMostSeconds, "2026-02-03")
+          .value();
+  const std::string line = R"({"messages": []})";
+  EXPECT_EQ(marked(plain->render(line, "f").value()), "26 Jul 2024 00:00 ");
+  EXPECT_EQ(marked(other->render(line, "f").value()), "03 Feb 2026 00:00 ");
+  EXPECT_NE(plain->id(), other->id());
+}
+
 TEST_F(ChatTemplateTest, TokensAreThoseOfTheTokenizerInUse) {
   const TempDir tokenizer;
   tokenizer.write("tokenizer_config.json",

@@ -327,6 +327,10 @@ TEST_F(DatasetTest, BadInputIsAClearErrorAndLeavesNoFolder) {
       "t.jinja", "{% for m in messages %}{{ m.content }}{% endfor %}");
   o.val_fraction = 0;
   says(o, "chats.jsonl: no conversation has an answer");
+  for (const char* date : {"2024-7-26", "2024-02-30", "today", "26-07-2024"}) {
+    o.chat_date = date;
+    says(o, std::string("--chat-date ") + date + ": must be a date like");
+  }
   o = options("x");
   o.inputs.clear();
   says(o, "no input");

@@ -1,5 +1,9 @@
 #include "worker/sample/chat.h"
 
+#include <fmt/chrono.h>
+
+#include <ctime>
+
 #include "tests/testing/expect.h"
 #include "tests/unit/huggingface/small_folder.h"
 #include "tests/unit/tokenizer/small_models.h"
@@ -43,6 +47,21 @@ TEST(Chat, IsTheWholeConversationByTheModelsTemplate) {
   chat.answered("10");
   EXPECT_EQ(text(chat.ask("Sure?").value()),
             one + " 10\n<|endoftext|>\nuser: Sure?\n<|endoftext|>\nassistant:");
+}
+
+TEST(Chat, ATemplateIsToldTheDateOfToday) {
+  const ChatModel m;
+  m.folder.put("tokenizer_config.json",
+               R"({"chat_template": "{{ strftime_now('%Y-%m-%d') }}"})");
+  const auto today = [] {
+    return fmt::format("{:%Y-%m-%d}", fmt::localtime(std::time(nullptr)));
+  };
+  ModelFiles files = m.files();
+  const std::string before = today();
+  Chat chat = Chat::open(files, "", "").value();
+  const std::string text =
+      files.tokenizer->decode(chat.ask("a").value()).value();
+  EXPECT_TRUE(text == before || text == today()) << text;
 }
 
 TEST(Chat, ATemplateFromElsewhereHasTheModelsTokens) {
