@@ -274,9 +274,9 @@ Status append_sums(File& file, uint64_t data_bytes, pb::ShardFile& shard,
 
 // --- reading --------------------------------------------------------------
 
-Result<std::vector<BadBlock>> find_bad_blocks(FileSystem& fs,
-                                              const std::string& path,
-                                              const pb::ShardFile& shard) {
+Result<std::vector<BadBlock>> find_bad_blocks(
+    FileSystem& fs, const std::string& path, const pb::ShardFile& shard,
+    const std::function<void(uint64_t)>& tick) {
   ASSIGN_OR_RETURN(auto opened, fs.open(path));
   ASSIGN_OR_RETURN(const auto file,
                    VerifiedFile::open(std::move(opened), path, shard));
@@ -284,7 +284,9 @@ Result<std::vector<BadBlock>> find_bad_blocks(FileSystem& fs,
   std::vector<std::byte> buffer;
   for (uint64_t b = 0; b < file->count(); ++b) {
     ASSIGN_OR_RETURN(const bool good, file->good(b, buffer));
-    if (!good) bad.push_back(file->extent(b));
+    const BadBlock extent = file->extent(b);
+    if (!good) bad.push_back(extent);
+    if (tick) tick(extent.end - extent.begin);
   }
   return bad;
 }

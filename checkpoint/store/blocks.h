@@ -13,6 +13,7 @@
 
 #include <cstddef>
 #include <cstdint>
+#include <functional>
 #include <memory>
 #include <span>
 #include <string>
@@ -64,10 +65,11 @@ struct BadBlock {
 };
 
 // Reads all blocks. Fails if the file's size or list does not match the
-// manifest or it cannot be read. REQUIRES: shard.block_bytes() > 0.
-Result<std::vector<BadBlock>> find_bad_blocks(FileSystem& fs,
-                                              const std::string& path,
-                                              const pb::ShardFile& shard);
+// manifest or it cannot be read. `tick` gets the bytes of each block after it.
+// REQUIRES: shard.block_bytes() > 0.
+Result<std::vector<BadBlock>> find_bad_blocks(
+    FileSystem& fs, const std::string& path, const pb::ShardFile& shard,
+    const std::function<void(uint64_t)>& tick = {});
 
 // The data of the shard in `file`, for reading: size() is data_bytes, and
 // read_at() verifies what it returns or fails with Corrupt, naming `path` and

@@ -20,8 +20,10 @@ namespace {
 constexpr size_t kWeights = 0;
 
 // Reads a dataset band by band and counts the elements that are not finite.
+// `tick` gets the bytes of each band.
 Status read_dataset(Hdf5Reader& reader, const std::string& path,
-                    const pb::Slice& slice, int64_t& num_nonfinite) {
+                    const pb::Slice& slice, int64_t& num_nonfinite,
+                    const std::function<void(uint64_t)>& tick) {
   ASSIGN_OR_RETURN(const Dims dims, reader.dims(path));
   if (dims != count_of(slice))
     return corrupt(path + ": its shape differs from the manifest's slice");
@@ -44,6 +46,7 @@ Status read_dataset(Hdf5Reader& reader, const std::string& path,
       num_nonfinite +=
           std::count_if(values.begin(), values.begin() + rect.numel(),
                         [](float v) { return !std::isfinite(v); });
+      tick(sizeof(float) * static_cast<uint64_t>(rect.numel()));
     }
   return ok_status();
 }
@@ -136,8 +139,8 @@ std::string datasets_in(const BadBlock& block,
 
 class Verifier {
  public:
-  Verifier(FileSystem& fs, std::string path)
-      : fs_(fs), path_(std::move(path)) {}
+  Verifier(FileSystem& fs, std::string path, const VerifyProgress& progress)
+      : fs_(fs), path_(std::move(path)), progress_(progress) {}
 
   VerifyReport run() {
     const int64_t began_ns = monotonic_ns();
@@ -161,6 +164,10 @@ class Verifier {
     report_.step = m.step();
     // Otherwise a dataset may be of any size.
     const bool whole = check_parameters(m);
+    for (const pb::ShardFile& shard : m.shards()) total_ += shard.data_bytes();
+    if (whole)
+      total_ += kTensors.size() * sizeof(float) *
+                static_cast<uint64_t>(report_.num_elements);
     for (const pb::ShardFile& shard : m.shards())
       if (check_bytes(shard, m) && whole) check_shard(shard, m);
     if (m.has_index() && count_file(m.index()))
@@ -195,7 +202,7 @@ class Verifier {
   bool check_bytes(const pb::ShardFile& shard, const pb::Manifest& m) {
     if (!count_file(shard)) return false;
     const std::string path = path_join(path_, shard.name());
-    const auto bad = find_bad_blocks(fs_, path, shard);
+    const auto bad = find_bad_blocks(fs_, path, shard, tick_);
     if (!bad.ok()) return problem(bad.status()), false;
     if (bad->empty()) return true;
     const std::vector<NamedPart> parts = named_parts(fs_, path, shard, m);
@@ -217,7 +224,8 @@ class Verifier {
       for (size_t i = 0; i < names.size(); ++i) {
         int64_t nonfinite = 0;
         problem(read_dataset(**reader, dataset_path(t, names[i]),
-                             shard.slices(static_cast<int>(i)), nonfinite)
+                             shard.slices(static_cast<int>(i)), nonfinite,
+                             tick_)
                     .with_context(file));
         if (t == kWeights) report_.num_nonfinite += nonfinite;
       }
@@ -237,13 +245,20 @@ class Verifier {
 
   FileSystem& fs_;
   const std::string path_;
+  const VerifyProgress& progress_;
+  uint64_t done_ = 0, total_ = 0;
+  const std::function<void(uint64_t)> tick_ = [this](uint64_t bytes) {
+    done_ += bytes;
+    if (progress_) progress_(done_, total_);
+  };
   VerifyReport report_;
 };
 
 }  // namespace
 
-VerifyReport verify(FileSystem& fs, const std::string& path) {
-  return Verifier(fs, path).run();
+VerifyReport verify(FileSystem& fs, const std::string& path,
+                    const VerifyProgress& progress) {
+  return Verifier(fs, path, progress).run();
 }
 
 }  // namespace remesh::store

@@ -1,6 +1,8 @@
 // Inspection of a checkpoint: a description, and a check of every byte.
 #pragma once
 
+#include <cstdint>
+#include <functional>
 #include <string>
 #include <vector>
 
@@ -23,8 +25,12 @@ struct VerifyReport {
 
 // Reads everything in the directory `path`: checks the manifest, sizes and
 // checksums of all files, HDF5 contents, and that every parameter is stored
-// exactly once. Damage is reported, never a failure of the call.
-VerifyReport verify(FileSystem& fs, const std::string& path);
+// exactly once. Damage is reported, never a failure of the call. `progress`
+// gets the bytes read so far and in all, where most count twice: as those of a
+// file and as elements.
+using VerifyProgress = std::function<void(uint64_t done, uint64_t total)>;
+VerifyReport verify(FileSystem& fs, const std::string& path,
+                    const VerifyProgress& progress = {});
 
 // Several lines of text: step, mesh, model, adapters, data, parameters, shards.
 std::string describe(const pb::Manifest& manifest);

@@ -20,6 +20,7 @@
 #include "coordinator/server/journal.h"
 #include "proto/base/clock.h"
 #include "proto/base/file_system.h"
+#include "proto/base/progress_bar.h"
 #include "proto/base/text.h"
 #include "proto/limits/plausible.h"
 #include "proto/rundir/run_id.h"
@@ -120,13 +121,19 @@ Result<std::vector<std::string>> checkpoints_to_verify(
   return paths;
 }
 
+store::VerifyReport verify_with_bar(FileSystem& fs, const std::string& path) {
+  ProgressBar bar("verifying");
+  return store::verify(
+      fs, path, [&](uint64_t done, uint64_t total) { bar.show(done, total); });
+}
+
 Result<int> verify(const CheckpointOptions& options) {
   ASSIGN_OR_RETURN(const auto paths, checkpoints_to_verify(options));
   const auto system = posix_file_system();
   size_t damaged = 0;
   auto reports = nlohmann::ordered_json::array();
   for (const std::string& path : paths) {
-    const store::VerifyReport report = store::verify(*system, path);
+    const store::VerifyReport report = verify_with_bar(*system, path);
     // A running job removes old checkpoints.
     if (!report.ok && !path_exists(path)) continue;
     if (!report.ok) ++damaged;
@@ -262,7 +269,7 @@ Result<int> prune(const CheckpointOptions& o) {
       continue;
     }
     // Those that stay as the newest must be good for a restart.
-    if (std::ssize(valid) < o.keep && !store::verify(*files, f.path).ok)
+    if (std::ssize(valid) < o.keep && !verify_with_bar(*files, f.path).ok)
       print_error(
           fmt::format("{} is damaged: it does not count, and stays\n", f.path));
     else

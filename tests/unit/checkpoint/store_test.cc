@@ -6,6 +6,7 @@
 #include <sys/wait.h>
 #include <unistd.h>
 
+#include <algorithm>
 #include <bit>
 #include <cstdio>
 #include <cstdlib>
@@ -119,7 +120,17 @@ TEST_F(StoreTest, LargeParametersAreChunkedAndRoundTrip) {
   State loaded;
   ASSERT_OK(load_whole(*fs_, done.path, table, loaded));
   EXPECT_TRUE(same_bits(loaded, state));
-  EXPECT_TRUE(verify(*fs_, done.path).ok);
+  std::vector<uint64_t> told;
+  uint64_t all = 0;
+  const auto report =
+      verify(*fs_, done.path, [&](uint64_t bytes, uint64_t total) {
+        told.push_back(bytes);
+        all = total;
+      });
+  EXPECT_TRUE(report.ok);
+  ASSERT_GT(told.size(), 10U);
+  EXPECT_TRUE(std::ranges::is_sorted(told));
+  EXPECT_EQ(told.back(), all);
 }
 
 TEST_F(StoreTest, SameStateGivesTheSameBytes) {
