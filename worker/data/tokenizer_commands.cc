@@ -1,16 +1,21 @@
 #include <fmt/format.h>
+#include <sys/stat.h>
+#include <unistd.h>
 
-#include <charconv>
+#include <algorithm>
+#include <cerrno>
 #include <cstdio>
-#include <iostream>
+#include <functional>
 #include <iterator>
 #include <memory>
 #include <optional>
 #include <span>
 #include <string>
+#include <string_view>
 #include <vector>
 
 #include "proto/base/file_system.h"
+#include "proto/base/number.h"
 #include "proto/base/progress_bar.h"
 #include "worker/data/commands.h"
 #include "worker/data/inputs.h"
@@ -39,6 +44,34 @@ struct Options {
   bool overwrite = false;
 };
 
+// The size of the file that is the standard input; 0: it is none.
+uint64_t input_bytes() {
+  struct stat about {};
+  const bool is_file =
+      ::fstat(STDIN_FILENO, &about) == 0 && S_ISREG(about.st_mode);
+  return is_file ? static_cast<uint64_t>(about.st_size) : 0;
+}
+
+// Gives --text, or the standard input as it comes. A bar shows how far a file
+// is, unless the output is on the terminal itself.
+Status for_each_portion(const Options& o, const char* what,
+                        const std::function<Status(std::string_view)>& take) {
+  if (o.text) return take(*o.text);
+  const uint64_t total = ::isatty(STDOUT_FILENO) == 1 ? 0 : input_bytes();
+  ProgressBar bar(what);
+  std::vector<char> portion(kPortion);
+  uint64_t done = 0;
+  for (;;) {
+    const ssize_t got = ::read(STDIN_FILENO, portion.data(), portion.size());
+    if (got < 0 && errno == EINTR) continue;
+    if (got < 0) return errno_error("read the standard input", errno);
+    if (got == 0) return ok_status();
+    RETURN_IF_ERROR(take({portion.data(), static_cast<size_t>(got)}));
+    done += static_cast<uint64_t>(got);
+    if (total > 0) bar.show(done, std::max(done, total));
+  }
+}
+
 // Prints the tokens as they come, or, as JSON, all of them at the end.
 Status encode(const Options& o) {
   ASSIGN_OR_RETURN(const auto tokenizer,
@@ -55,13 +88,9 @@ Status encode(const Options& o) {
                         }
                         return ok_status();
                       });
-  if (o.text) RETURN_IF_ERROR(encoder.add(*o.text, 0));
-  std::vector<char> portion(o.text ? 0 : kPortion);
-  while (!portion.empty() && std::cin) {
-    std::cin.read(portion.data(), std::ssize(portion));
-    RETURN_IF_ERROR(encoder.add(
-        {portion.data(), static_cast<size_t>(std::cin.gcount())}, 0));
-  }
+  RETURN_IF_ERROR(for_each_portion(o, "encoding", [&](std::string_view part) {
+    return encoder.add(part, 0);
+  }));
   RETURN_IF_ERROR(encoder.finish());
   if (o.json)
     print_json({{"tokenizer", tokenizer->id()}, {"ids", ids}});
@@ -70,32 +99,67 @@ Status encode(const Options& o) {
   return ok_status();
 }
 
+// Integers with spaces or commas between them, which come in portions.
+class NumberReader {
+ public:
+  // Calls f(token) for each that is complete.
+  template <typename F>
+  Status add(std::string_view text, const F& f) {
+    for (const char c : text) {
+      if (std::string_view(" \t\r\n,").find(c) == std::string_view::npos)
+        number_ += c;
+      else
+        RETURN_IF_ERROR(finish(f));
+      if (number_.size() > kMost) return refuse();
+    }
+    return ok_status();
+  }
+  // The same with the last one, at the end.
+  template <typename F>
+  Status finish(const F& f) {
+    if (number_.empty()) return ok_status();
+    const auto token = parse_number<int32_t>(number_);
+    if (!token) return refuse();
+    number_.clear();
+    return f(*token);
+  }
+
+ private:
+  static constexpr size_t kMost = 20;  // characters
+
+  Status refuse() const {
+    return invalid_argument(
+        fmt::format("'{}' is not a token: expected integers with spaces or "
+                    "commas between them",
+                    number_));
+  }
+
+  std::string number_;
+};
+
+// Prints the text as it comes, or, as JSON, all of it at the end.
 Status decode(const Options& o) {
   ASSIGN_OR_RETURN(const auto tokenizer,
                    tokenizer::open_tokenizer(o.tokenizer));
-  const std::string numbers =
-      o.text ? *o.text
-             : std::string(std::istreambuf_iterator<char>(std::cin), {});
-  std::vector<int32_t> tokens;
-  const char* const end = numbers.data() + numbers.size();
-  for (const char* at = numbers.data(); at != end;) {
-    if (std::string_view(" \t\r\n,").find(*at) != std::string_view::npos) {
-      ++at;
-      continue;
-    }
-    const auto [stop, error] = std::from_chars(at, end, tokens.emplace_back());
-    if (error != std::errc())
-      return invalid_argument(fmt::format(
-          "'{}' is not a token: expected integers with spaces or commas "
-          "between them",
-          std::string_view(at, static_cast<size_t>(end - at)).substr(0, 20)));
-    at = stop;
-  }
-  ASSIGN_OR_RETURN(const std::string text, tokenizer->decode(tokens));
-  if (o.json)
-    print_json({{"tokenizer", tokenizer->id()}, {"text", text}});
-  else
+  tokenizer::TextStream stream(*tokenizer);
+  NumberReader numbers;
+  std::string text;
+  const auto print = [&] {
+    if (o.json) return;
     std::fwrite(text.data(), 1, text.size(), stdout);
+    std::fflush(stdout);
+    text.clear();
+  };
+  const auto add = [&](int32_t token) { return stream.add(token, text); };
+  RETURN_IF_ERROR(for_each_portion(o, "decoding", [&](std::string_view part) {
+    Status added = numbers.add(part, add);
+    print();
+    return added;
+  }));
+  RETURN_IF_ERROR(numbers.finish(add));
+  stream.finish(text);
+  print();
+  if (o.json) print_json({{"tokenizer", tokenizer->id()}, {"text", text}});
   return ok_status();
 }
 

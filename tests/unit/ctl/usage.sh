@@ -344,6 +344,29 @@ if $as test -x "$bin/remesh-data"; then
 fi
 expect 0 "195 169 10" sh -c \
   "printf '\303\251\n' | '$bin/remesh' tokenizer encode --tokenizer bytes"
+# What has come is printed before the rest comes.
+mkfifo numbers
+"$bin/remesh" tokenizer decode --tokenizer bytes < numbers > text &
+exec 3> numbers
+printf '72 105,3' >&3
+tries=0
+until [ "$(cat text)" = Hi ] || [ $tries -ge 600 ]; do
+  sleep 0.1
+  tries=$((tries + 1))
+done
+[ "$(cat text)" = Hi ] || {
+  echo "FAIL: tokenizer decode waits for the end of its input: $(cat text)"
+  failed=1
+}
+printf '3' >&3
+exec 3>&-
+wait $! || failed=1
+[ "$(cat text)" = 'Hi!' ] || {
+  echo "FAIL: a number that comes in two parts: $(cat text)"
+  failed=1
+}
+expect 2 "'1e3' is not a token" "$bin/remesh" tokenizer decode \
+  --tokenizer bytes --text "1e3 4"
 expect 5 "none/t.json: there is no folder none" "$bin/remesh" tokenizer \
   train job.toml --out none/t.json
 expect 2 "$dir: is a folder" "$bin/remesh" tokenizer train job.toml \
