@@ -351,6 +351,16 @@ TEST_P(FineTuneTest, TheExampleScriptSurvivesAKill) {
   ASSERT_NE(at, std::string::npos) << f.output;
   EXPECT_NE(f.output.find(" to ", at), std::string::npos) << f.output;
   const std::string run = c().folder() + "/tuned/run";
+  // And predicts a part of it better on which it was not trained.
+  std::vector<double> val_losses;
+  for (const std::string& line :
+       testing::split_lines(testing::read_whole(run + "/metrics.jsonl"))) {
+    const Json step = Json::parse(line);
+    if (step.contains("val_loss"))
+      val_losses.push_back(step["val_loss"].get<double>());
+  }
+  ASSERT_GE(val_losses.size(), 2U);
+  EXPECT_LT(val_losses.back(), val_losses.front());
   const Finished alone =
       c().remesh({"model", "export", run, "--adapters", "--out",
                   c().folder() + "/adapters", "--json"});
