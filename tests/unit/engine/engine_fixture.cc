@@ -31,7 +31,8 @@ int32_t token(const Case& c, int64_t step, int64_t sequence, int64_t t) {
 }
 
 bool is_masked(const Case& c, int64_t sequence, int32_t target) {
-  return (c.masked == Masked::kSome && target % 3 == 0) ||
+  return c.masked == Masked::kAll ||
+         (c.masked == Masked::kSome && target % 3 == 0) ||
          (c.masked == Masked::kAllButTheFirstSequence && sequence > 0);
 }
 

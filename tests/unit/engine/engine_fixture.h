@@ -10,7 +10,8 @@
 
 namespace remesh::engine {
 
-enum class Masked { kNone, kSome, kAllButTheFirstSequence };  // targets
+// Of the targets.
+enum class Masked { kNone, kSome, kAllButTheFirstSequence, kAll };
 
 struct Case {
   geometry::ModelConfig model;

@@ -6,6 +6,7 @@
 
 #include <fmt/format.h>
 
+#include <algorithm>
 #include <cstdlib>
 
 #include "parallel/geometry/lora.h"
@@ -174,6 +175,26 @@ TEST(Engine, TokensWithoutATargetDoNotCount) {
   EXPECT_NEAR(got.evaluated / want.evaluated, 1, 1e-5);
   const Difference d = largest_difference(c.model, got.weights, want.weights);
   EXPECT_LE(d.value, 1e-4) << d.param;
+}
+
+// Nothing of a token that does not count is in any gradient.
+TEST(Engine, WithoutAnyTargetEveryGradientIsExactlyZero) {
+  Case c{.model = geometry::llama(16, 2, 4, 2, 40, 37),
+         .options = {.num_microbatches = 4, .max_seq = 8},
+         .steps = 1};
+  for (const geometry::Layout& layout :
+       {geometry::Layout{}, {.dp = 2, .tp = 2}, {.pp = 2, .cp = 2}}) {
+    c.layout = layout;
+    for (const Masked masked : {Masked::kSome, Masked::kAll}) {
+      c.masked = masked;
+      const Outcome got = run_case(c);
+      ASSERT_OK(got.status);
+      const bool all_zero =
+          std::ranges::all_of(got.first_grad, [](float g) { return g == 0; });
+      EXPECT_EQ(all_zero, masked == Masked::kAll) << layout.to_string();
+      EXPECT_EQ(got.norm[0] == 0, masked == Masked::kAll);
+    }
+  }
 }
 
 // Changes no bit: ZeRO stage, schedule, chunks and recomputation, and, unless
