@@ -20,10 +20,8 @@
 
 namespace remesh {
 
-// What a mutant may take; the inputs have less than a MiB. The ids of a
-// tokenizer.json go up to 2^22, and each id below the largest takes some 100
-// bytes.
-constexpr size_t kFuzzBytes = size_t{1} << 30;
+// What a mutant may take; the inputs have less than a MiB.
+constexpr size_t kFuzzBytes = size_t{1} << 28;
 constexpr time_t kFuzzCpuSeconds = 60;
 
 // Ends the program (SIGPROF, "Profiling timer expired") when it has used that

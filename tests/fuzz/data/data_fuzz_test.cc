@@ -1,6 +1,6 @@
 // Fuzzes (tests/testing/fuzz.h) what parses external input: job files,
 // overrides, the index of a data set, token shards, compressed text, and JSON
-// lines.
+// lines of text, conversations and questions.
 #define XXH_INLINE_ALL
 #include <xxhash.h>
 
@@ -13,12 +13,14 @@
 #include "tests/testing/expect.h"
 #include "tests/testing/fuzz.h"
 #include "tests/unit/data/data_test_util.h"
+#include "worker/data/chat_template.h"
 #include "worker/data/dataset.h"
 #include "worker/data/json_lines.h"
 #include "worker/data/mix.h"
 #include "worker/data/prepare.h"
 #include "worker/data/text_reader.h"
 #include "worker/data/token_shard.h"
+#include "worker/sample/evaluate.h"
 
 namespace remesh {
 namespace {
@@ -157,6 +159,51 @@ TEST_F(DataFuzz, JsonLines) {
         },
         [](uint64_t) {});
   });
+}
+
+TEST_F(DataFuzz, Conversations) {
+  ASSERT_OK_AND(
+      const auto chat,
+      data::ChatTemplate::open(dir_.write(
+          "t.jinja",
+          "{% for m in messages %}{{ m.role }}:{{ m.content }};{% endfor %}"
+          "{% if add_generation_prompt %}assistant:{% endif %}")));
+  const std::string lines =
+      R"({"messages": [{"role": "user", "content": "a \u00e9"}, )"
+      R"({"role": "assistant", "content": "b"}], "id": 1})"
+      "\n\n"
+      R"({"tools": [{"x": 1.5}], "messages": [{"role": "system", "content": 1}]})";
+  fuzz({lines}, 5000, [&](const std::string& bytes) -> Status {
+    ASSIGN_OR_RETURN(auto reader,
+                     data::TextReader::open(dir_.write("fuzz.jsonl", bytes)));
+    return data::for_each_line(
+        reader,
+        [&](std::string_view line, const std::string& place) {
+          Status made = chat->render(line, place).status();
+          // The program that renders it still runs.
+          EXPECT_TRUE(made.ok() || made.code() == Code::kCorrupt)
+              << made.to_string();
+          return made;
+        },
+        [](uint64_t) {});
+  });
+}
+
+TEST_F(DataFuzz, Questions) {
+  fuzz({"{\"prompt\": \"a \\u00e9\", \"choices\": [\"b\", \"c\"], "
+        "\"answer\": 1}\n\n"
+        "{\"prompt\": \"\", \"choices\": [\"x\", \"y\", \"z\"], "
+        "\"answer\": 0, \"id\": [{}]}"},
+       10'000, [&](const std::string& text) -> Status {
+         ASSIGN_OR_RETURN(const auto questions,
+                          sample::parse_questions(text, "q.jsonl"));
+         for (const sample::Question& q : questions) {
+           EXPECT_GE(q.choices.size(), 2U);
+           EXPECT_GE(q.answer, 0);
+           EXPECT_LT(q.answer, std::ssize(q.choices));
+         }
+         return ok_status();
+       });
 }
 
 TEST_F(DataFuzz, Mixtures) {
