@@ -9,8 +9,12 @@
 
 #include <CLI/CLI.hpp>
 #include <algorithm>
+#include <array>
 #include <memory>
+#include <random>
 #include <string>
+#include <string_view>
+#include <utility>
 #include <vector>
 
 #include "bench/options.h"
@@ -30,6 +34,7 @@ constexpr double kEncodeRate = 20;   // MB/s
 constexpr double kOneCharacter = 1;  // s for 1 MB
 constexpr double kTrainSeconds = 60;
 constexpr size_t kDocument = size_t{1} << 20;
+constexpr size_t kMixedBytes = 100'000'000;
 
 struct Options {
   std::string text = "deploy/data/books.txt.xz";
@@ -69,6 +74,40 @@ double seconds_of(const F& f) {
   const double began = thread_cpu_s();
   f();
   return thread_cpu_s() - began;
+}
+
+// Parts of the text, characters of two to four bytes, and any bytes, in turns.
+std::string mixed(std::string_view text, size_t bytes) {
+  constexpr std::array<std::pair<int, int>, 3> kBegins = {
+      {{0xC2, 30}, {0xE1, 12}, {0xF1, 3}}};
+  std::mt19937_64 random(1);
+  const auto any = [&](size_t n) { return static_cast<size_t>(random() % n); };
+  std::string out;
+  while (out.size() < bytes) {
+    out += text.substr(any(text.size()), any(4096));
+    for (size_t n = any(1024); n > 0; --n) {
+      const size_t more = any(kBegins.size());
+      const auto [first, count] = kBegins[more];
+      out += static_cast<char>(
+          first + static_cast<int>(any(static_cast<size_t>(count))));
+      for (size_t i = 0; i <= more; ++i)
+        out += static_cast<char>(0x80 + any(0x40));
+    }
+    for (size_t n = any(4096); n > 0; --n) out += static_cast<char>(any(256));
+  }
+  return out;
+}
+
+// Whether decoding gives all of it back, in documents of any ends.
+Result<bool> comes_back(const tokenizer::Tokenizer& t, std::string_view text) {
+  for (; !text.empty(); text.remove_prefix(std::min(kDocument, text.size()))) {
+    const std::string_view part = text.substr(0, kDocument);
+    std::vector<int32_t> tokens;
+    RETURN_IF_ERROR(t.encode(part, {}, tokens));
+    ASSIGN_OR_RETURN(const std::string back, t.decode(tokens));
+    if (back != part) return false;
+  }
+  return true;
 }
 
 struct Measured {
@@ -167,6 +206,10 @@ Result<int> run(Options o) {
       mb / median(m.pieces), median(share), mb / median(m.decode),
       median(m.one_character));
   targets.require("decoding gives the text back", m.same);
+  ASSIGN_OR_RETURN(
+      const bool back,
+      comes_back(*t, mixed(text, o.smoke ? size_t{1} << 20 : kMixedBytes)));
+  targets.require("decoding gives text, characters and bytes back", back);
   targets.at_least("MB/s encoded", kEncodeRate, rate);
   targets.at_most("seconds for 1 MB of one character", kOneCharacter,
                   median(m.one_character));
