@@ -78,7 +78,10 @@ Result<bool> has_mixture(const OutDir& out, const Index& index,
   std::vector<std::string> own, foreign;
   RETURN_IF_ERROR(out.list(own, foreign));
   if (out.has_index()) {
-    const auto old = read_index(out.path());
+    auto old = read_index(out.path());
+    // An older version did not note it.
+    if (old.ok() && old->largest_token < 0 && !overwrite)
+      old->largest_token = index.largest_token;
     if (old.ok() && *old == index) return true;
   }
   if (!overwrite && (out.has_index() || !foreign.empty()))

@@ -590,10 +590,15 @@ TEST_F(DatasetTest, AnOlderIndexIsReadAndCompletedWhenItIsReplaced) {
   PrepareOptions o = options(std::string(5000, 'a'));
   o.val_fraction = 0;
   make(o);
-  damage(kIndexName, [](std::string& json) {
-    const size_t at = json.find("  \"largest_token\"");
-    json.erase(at, json.find('\n', at) + 1 - at);
-  });
+  const MixOptions mixture{.members = {o.out_dir + "=1"},
+                           .out_dir = dir_ / "mix"};
+  ASSERT_OK(mix(mixture, *posix_file_system()));
+  for (const char* index : {"dataset.json", "../mix/dataset.json"})
+    damage(index, [](std::string& json) {
+      const size_t at = json.find("  \"largest_token\"");
+      json.erase(at, json.find('\n', at) + 1 - at);
+    });
+  EXPECT_OK(mix(mixture, *posix_file_system()));
   ASSERT_OK_AND(const auto older, prepare(o, *posix_file_system()));
   EXPECT_TRUE(older.up_to_date);
   EXPECT_EQ(older.index.largest_token, -1);
