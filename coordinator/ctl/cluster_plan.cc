@@ -198,6 +198,9 @@ std::string change_text(const Plan& best, const Plan& p) {
 double usable(const SearchRequest& q) {
   return planner::kUsable * q.machine.memory_bytes;
 }
+bool fits(const SearchRequest& q, const Plan& p) {
+  return static_cast<double>(p.memory.total()) <= usable(q);
+}
 
 // What would be saved without it; nothing if that is little.
 std::string largest_loss(const SearchRequest& q, const Plan& p) {
@@ -248,10 +251,6 @@ std::string limits_text(const SearchRequest& q, const Plan& p) {
       gigabytes(p.memory.*largest->bytes), largest->key);
 }
 
-bool fits(const SearchRequest& q, const Plan& p) {
-  return static_cast<double>(p.memory.total()) <= usable(q);
-}
-
 std::string changes_text(const SearchRequest& q, const Plan& best) {
   std::vector<std::vector<std::string>> rows;
   for (const Plan& p : changes(q, best)) {
@@ -268,7 +267,8 @@ std::string changes_text(const SearchRequest& q, const Plan& best) {
 
 // --- output ------------------------------------------------------------------
 
-Json plan_json(const ClusterChoice& cluster, const Plan& p) {
+Json plan_json(const SearchRequest& q, const ClusterChoice& cluster,
+               const Plan& p) {
   Json terms;
   for (const TermName& t : kTerms) terms[t.key] = p.cost.terms.*t.seconds;
   const auto [least, most] = step_range_s(cluster, p);
@@ -285,7 +285,8 @@ Json plan_json(const ClusterChoice& cluster, const Plan& p) {
           {"tokens_per_s_per_device", p.cost.tokens_per_s},
           {"mfu", p.cost.mfu},
           {"terms_s", std::move(terms)},
-          {"memory", memory_json(p.memory)}};
+          {"memory", memory_json(p.memory)},
+          {"fits", fits(q, p)}};
 }
 
 Json changes_json(const SearchRequest& q, const Plan& best) {
@@ -382,7 +383,9 @@ Result<std::string> cluster_plan(const ClusterPlanOptions& o,
   planner::SearchResult found;
   std::vector<std::string> shown = o.compare;
   if (!o.explain.empty()) shown = {o.explain};
-  for (const std::string& text : shown) {
+  q.explain = !shown.empty();
+  for (std::string& text : shown) {
+    std::erase(text, ' ');
     ASSIGN_OR_RETURN(const Layout l, Layout::parse(text));
     q.limits.degrees = {.dp = l.dp, .tp = l.tp, .pp = l.pp, .cp = l.cp};
     q.most = 1;
@@ -399,7 +402,7 @@ Result<std::string> cluster_plan(const ClusterPlanOptions& o,
   }
   if (o.json) {
     Json list = Json::array();
-    for (const Plan& p : plans) list.push_back(plan_json(cluster, p));
+    for (const Plan& p : plans) list.push_back(plan_json(q, cluster, p));
     Json out{{"model", model.name},
              {"parameters", parameters_of(q)},
              {"cluster", cluster.name},
@@ -420,8 +423,12 @@ Result<std::string> cluster_plan(const ClusterPlanOptions& o,
   }
   std::string out = plan_heading(q, model, cluster);
   if (!shown.empty()) {
-    for (const Plan& p : plans)
+    for (const Plan& p : plans) {
       out += "  " + p.settings() + "\n" + step_range_text(cluster, p);
+      if (!fits(q, p))
+        out += fmt::format("  does not fit: {} of {} usable\n",
+                           gigabytes(p.memory.total()), gigabytes(usable(q)));
+    }
     return out + breakdown(plans);
   }
   out += ranking(plans);

@@ -49,8 +49,8 @@ std::string step_range_text(const ClusterChoice& cluster,
                             const planner::Plan& plan);
 
 // The meshes ranked, what limits the best one, and what a change of one of its
-// settings costs; or the time by cause of the meshes that are given. Fails like
-// search_layouts().
+// settings costs; or time and memory by cause of the meshes that are given,
+// whether or not they fit. Fails like search_layouts().
 Result<std::string> cluster_plan(const ClusterPlanOptions& options,
                                  const ModelChoice& model,
                                  const ClusterChoice& cluster);

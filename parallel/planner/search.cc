@@ -73,7 +73,9 @@ class Search {
     enumerate();
     if (out_.meshes == 0) return none_admissible();
     if (out_.considered == 0) return none_searched();
-    if (found_.empty()) return none_fits();
+    out_.fitting = static_cast<int64_t>(found_.size());
+    if (found_.empty() && !q_.explain) return none_fits();
+    if (found_.empty()) found_ = {least_};
     rank();
     return std::move(out_);
   }
@@ -133,7 +135,7 @@ class Search {
         "the model fits into no mesh of {}{}: {} needs {:.1f} GB of each "
         "and may use {:.1f} of its {:.1f} GB{}",
         plural(q_.devices, "device"), limited ? " with the given options" : "",
-        least_text_, least_bytes_ / kGB, usable() / kGB,
+        least_.layout.to_string(), least_bytes_ / kGB, usable() / kGB,
         q_.machine.memory_bytes / kGB, limited ? "" : "; use more devices"));
   }
   double usable() const { return kUsable * q_.machine.memory_bytes; }
@@ -274,9 +276,9 @@ class Search {
       ++out_.considered;
       const auto bytes = static_cast<double>(
           predict_worst_memory(s, c.layout, q_.run, p).total());
-      if (least_text_.empty() || bytes < least_bytes_) {
+      if (out_.considered == 1 || bytes < least_bytes_) {
         least_bytes_ = bytes;
-        least_text_ = c.layout.to_string();
+        least_ = c;
       }
       if (bytes > usable()) continue;
       c.bound_s = step_lower_bound_s(q_.machine, s, c.layout, q_.run, p);
@@ -292,7 +294,6 @@ class Search {
                              [](const Candidate& a, const Candidate& b) {
                                return a.bound_s < b.bound_s;
                              });
-    out_.fitting = static_cast<int64_t>(found_.size());
     std::vector<Plan>& plans = out_.plans;
     const auto by_time = [](const Plan& a, const Plan& b) {
       return a.cost.total_s < b.cost.total_s;
@@ -320,8 +321,8 @@ class Search {
   std::vector<Candidate> found_;
   Status refused_ = ok_status();
   std::string unplanned_;
+  Candidate least_;  // the plan that needs least memory, and how much that is
   double least_bytes_ = 0;
-  std::string least_text_;
   SearchResult out_;
 };
 

@@ -46,6 +46,8 @@ struct SearchRequest {
   Execution run;
   PlanLimits limits;
   size_t most = 10;  // meshes to return
+  // Where no plan fits, the one that needs least memory is returned.
+  bool explain = false;
 };
 
 struct Plan {
@@ -66,7 +68,7 @@ struct SearchResult {
 };
 
 // Fails: InvalidArgument if no mesh is admissible, Exhausted if none fits into
-// memory; both say why.
+// memory and the request is not to explain; both say why.
 Result<SearchResult> search_layouts(const SearchRequest& request);
 
 // As geometry::parse_recompute() reads it.

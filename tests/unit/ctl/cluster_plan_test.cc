@@ -352,6 +352,22 @@ TEST(ClusterPlan, ComparesTwoMeshesByCause) {
   EXPECT_HAS(text, "tensor-parallel communication    0.000 s");
 }
 
+// 8.03e9 elements at 16 bytes, and ZeRO shards all but the activations.
+TEST(ClusterPlan, AMeshThatDoesNotFitIsExplained) {
+  ClusterPlanOptions o{.devices = 8, .compare = {"dp8", "tp2, dp4"}};
+  o.limits.zero_stage = 0;
+  const std::string text = plan("llama3-8b", "h100", o).value();
+  EXPECT_HAS(text, "dp8 ZeRO 0, micro-batch 1, recompute full\n");
+  EXPECT_HAS(text, " GB of 72.0 GB usable\n");
+  EXPECT_HAS(text, "\n  memory");
+  const Json out = plan_json("llama3-8b", "h100", 8, o);
+  EXPECT_EQ(out["plans"][0]["fits"], false);
+  EXPECT_GT(out["plans"][0]["memory"]["total"], 16 * 8.03e9);
+  EXPECT_EQ(out["plans"][1]["mesh"]["tp"], 2);
+  EXPECT_EQ(out["plans"][1]["fits"],
+            out["plans"][1]["memory"]["total"] <= out["usable_memory"]);
+}
+
 TEST(ClusterPlan, ErrorsNameTheValueAndWhatIsAllowed) {
   const auto error = [](const std::string& model, const std::string& cluster,
                         const ClusterPlanOptions& o) {
