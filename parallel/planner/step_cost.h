@@ -16,13 +16,18 @@
 //   overlap     communication takes cores and memory bandwidth from compute:
 //               Machine::contention of the hidden time.
 //   optimizer   AdamW moves kOptimizerBytes for each element of the rank.
-//   stragglers  all wait for the slowest of n devices, about sqrt(2 ln n)
-//               standard deviations above the mean (normally distributed).
+//   stragglers  all wait for the slowest of n devices: slowest_of(n) standard
+//               deviations.
 #pragma once
 
 #include "parallel/planner/layer_cost.h"
 
 namespace remesh::planner {
+
+// The expected maximum of n normally distributed numbers, in standard
+// deviations above their mean, within 5 % (Blom 1958, with the quantile of
+// Abramowitz and Stegun 26.2.23). REQUIRES: n >= 1.
+double slowest_of(int n);
 
 struct StepCost {
   Terms terms;  // of the rank that has most to do

@@ -2,7 +2,11 @@
 
 #include <gtest/gtest.h>
 
+#include <algorithm>
+#include <random>
+
 #include "parallel/planner/collective.h"
+#include "tests/testing/seed.h"
 #include "tests/unit/planner/round_machine.h"
 
 namespace remesh::planner {
@@ -396,6 +400,27 @@ TEST(Step, ReplicasMoveBehindTheStep) {
   m.node_devices = 2;
   EXPECT_GT(replicas({.dp = 2, .pp = 2}), 0);
   EXPECT_EQ(replicas({.dp = 4}), 0);
+}
+
+TEST(Step, AllWaitForTheSlowestOfAsManyNormalNumbers) {
+  std::mt19937_64 rng(test_seed());
+  std::normal_distribution<double> normal;
+  EXPECT_EQ(slowest_of(1), 0);
+  for (const int n : {2, 3, 8, 64, 1024}) {
+    const int rounds = 2'000'000 / n;
+    double sum = 0;
+    for (int round = 0; round < rounds; ++round) {
+      double most = normal(rng);
+      for (int i = 1; i < n; ++i) most = std::max(most, normal(rng));
+      sum += most;
+    }
+    EXPECT_NEAR(slowest_of(n) / (sum / rounds), 1, 0.06) << n;
+  }
+  Machine m = round_machine();
+  m.straggle = 0.01;
+  const Terms t = predict_step(m, gpt(8), {.dp = 8}, {}).terms;
+  EXPECT_NEAR(t.straggle / (t.total() - t.straggle), 0.01 * slowest_of(8),
+              1e-12);
 }
 
 TEST(Step, MoreOfAnythingIsNeverSlower) {
