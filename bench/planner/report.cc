@@ -82,21 +82,29 @@ std::vector<Ranking> rankings(const std::vector<Scored>& scored) {
 }
 
 Result<std::vector<Sample>> samples_of(const std::vector<ClusterFile>& clusters,
-                                       const std::vector<Row>& rows) {
+                                       const std::vector<Row>& rows,
+                                       Skipped* skipped) {
   // The many short runs of vTrain count as much as so many rows.
   constexpr double kSingleNode = 60;
   const auto single = std::count_if(rows.begin(), rows.end(), [](const Row& r) {
     return r.single_node_vtrain;
   });
   std::vector<Sample> out;
+  Status unknown;
   for (const Row& r : rows) {
-    ASSIGN_OR_RETURN(const size_t cluster, cluster_of(clusters, r));
+    const Result<size_t> cluster = cluster_of(clusters, r);
+    if (!cluster.ok()) {
+      unknown = cluster.status();
+      if (skipped != nullptr) ++(*skipped)["gpu " + r.device];
+      continue;
+    }
     out.push_back({.row = &r,
-                   .cluster = cluster,
+                   .cluster = *cluster,
                    .weight = r.single_node_vtrain
                                  ? kSingleNode / static_cast<double>(single)
                                  : 1});
   }
+  if (out.empty() && !unknown.ok()) return unknown;
   return out;
 }
 

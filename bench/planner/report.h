@@ -28,8 +28,11 @@ struct Ranking {
 // Of each model with at least five layouts.
 std::vector<Ranking> rankings(const std::vector<Scored>& scored);
 
+// Rows whose device no cluster has are added to *skipped, if that is given.
+// Fails like cluster_of() if no row is left.
 Result<std::vector<Sample>> samples_of(const std::vector<ClusterFile>& clusters,
-                                       const std::vector<Row>& rows);
+                                       const std::vector<Row>& rows,
+                                       Skipped* skipped = nullptr);
 std::vector<Scored> score(const std::vector<ClusterFile>& clusters,
                           const std::vector<Sample>& samples);
 

@@ -140,6 +140,12 @@ class Fields {
   Status problem_;
 };
 
+bool is_known_type(const std::string& dtype) {
+  const std::string_view kTypes[] = {"bf16", "fp16", "fp8", "fp32"};
+  return std::any_of(std::begin(kTypes), std::end(kTypes),
+                     [&](std::string_view t) { return dtype.starts_with(t); });
+}
+
 // The number after `name` in a note: "VP=12", "interleave=3"; 0 if none.
 int note_number(const std::string& note, const std::string& name) {
   std::smatch m;
@@ -218,15 +224,17 @@ void read_device(Fields* f, Row* row) {
   std::string gpu = f->text("gpu");
   for (char& c : gpu)
     c = static_cast<char>(std::toupper(static_cast<unsigned char>(c)));
+  if (gpu.empty())
+    return f->fail("gpu", "the name of a device, such as A100 or H100");
   // Longer runs of letters or digits overflow the stack of std::regex.
   if (gpu.size() > kMostText)
     return f->fail("gpu", fmt::format("at most {} characters", kMostText));
   std::smatch m;
+  static const std::regex kCount("^[0-9]{1,7} ?X ?");  // "8xH100"
   static const std::regex kFamily("[A-Z]+[0-9]+[A-Z]*");
   static const std::regex kMemory("(^|[^0-9])([0-9]{1,6}) ?GB");
-  if (!std::regex_search(gpu, m, kFamily))
-    return f->fail("gpu", "the name of a device, such as A100 or H100");
-  row->device = m[0];
+  gpu = std::regex_replace(gpu, kCount, "");
+  row->device = std::regex_search(gpu, m, kFamily) ? m[0].str() : gpu;
   if (std::regex_search(gpu, m, kMemory)) row->memory_gb = std::stod(m[2]);
 }
 
@@ -300,10 +308,6 @@ Result<Row> read_row(Fields f, int line) {
     if (!parsed.ok()) f.fail("recompute", "none, selective, full or empty");
     if (parsed.ok()) row.shape.recompute = *parsed;
   }
-  const std::string_view kTypes[] = {"bf16", "fp16", "fp8", "fp32"};
-  if (std::none_of(std::begin(kTypes), std::end(kTypes),
-                   [&](std::string_view t) { return dtype.starts_with(t); }))
-    f.fail("dtype", "bf16, fp16, fp8 or fp32");
   RETURN_IF_ERROR(f.problem());
   const std::string note = f.text("where_in_source");
   row.shape.model.arch = architecture_of(row.shape.model, params);
@@ -326,7 +330,7 @@ Result<Row> read_row(Fields f, int line) {
 }  // namespace
 
 Result<std::vector<Row>> parse_rows(const std::string& text,
-                                    const std::string& name) {
+                                    const std::string& name, Skipped* skipped) {
   std::istringstream in(text);
   int lines = 0;
   Record record;
@@ -364,6 +368,11 @@ Result<std::vector<Row>> parse_rows(const std::string& text,
     if (fields.lower("verified") == "memory" ||
         fields.text("tokens_per_s_per_gpu").empty())
       continue;
+    if (const std::string dtype = fields.lower("dtype").substr(0, kMostText);
+        !is_known_type(dtype)) {
+      if (skipped != nullptr) ++(*skipped)["dtype " + dtype];
+      continue;
+    }
     ASSIGN_OR_RETURN(Row row, read_row(std::move(fields), record.line));
     rows.push_back(std::move(row));
   }
@@ -371,13 +380,13 @@ Result<std::vector<Row>> parse_rows(const std::string& text,
   return rows;
 }
 
-Result<std::vector<Row>> read_rows(const std::string& path) {
+Result<std::vector<Row>> read_rows(const std::string& path, Skipped* skipped) {
   std::ifstream in(path);
   in.peek();  // A folder can be opened, but not read.
   if (!in.is_open() || in.bad()) return not_found(path + ": cannot be read");
   std::ostringstream text;
   text << in.rdbuf();
-  return parse_rows(text.str(), path);
+  return parse_rows(text.str(), path, skipped);
 }
 
 }  // namespace remesh::bench

@@ -7,6 +7,7 @@
 // rows (execution_of() in rows.cc).
 #pragma once
 
+#include <map>
 #include <string>
 #include <vector>
 
@@ -29,9 +30,16 @@ struct Row {
   bool multi_node_vtrain = false, single_node_vtrain = false;
 };
 
-// Fails, naming the file, line and column and what is allowed.
-Result<std::vector<Row>> read_rows(const std::string& path);
+// How many rows were left out because the planner knows no such thing: by what
+// it is, "gpu H800", "dtype mixed".
+using Skipped = std::map<std::string, int>;
+
+// Fails, naming the file, line and column and what is allowed; also if no row
+// is left. Rows with an unknown dtype are added to *skipped, if that is given.
+Result<std::vector<Row>> read_rows(const std::string& path,
+                                   Skipped* skipped = nullptr);
 Result<std::vector<Row>> parse_rows(const std::string& text,
-                                    const std::string& name);
+                                    const std::string& name,
+                                    Skipped* skipped = nullptr);
 
 }  // namespace remesh::bench

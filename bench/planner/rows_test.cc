@@ -150,8 +150,9 @@ TEST(Rows, ErrorsNameLineColumnAndWhatIsAllowed) {
   EXPECT_EQ(problem(",full,", ",half,"),
             "x.csv:2: recompute = 'half': must be none, selective, full or "
             "empty");
-  EXPECT_EQ(problem(",fp16,", ",int8,"),
-            "x.csv:2: dtype = 'int8': must be bf16, fp16, fp8 or fp32");
+  EXPECT_EQ(problem("A100-80GB (Selene)", ""),
+            "x.csv:2: gpu = '': must be the name of a device, such as A100 or "
+            "H100");
   EXPECT_EQ(problem(",871.6,", ",-3,").substr(0, 41),
             "x.csv:2: tokens_per_s_per_gpu = '-3': mus");
   EXPECT_EQ(problem(",yes", ",yes,extra"),
@@ -218,6 +219,30 @@ TEST(Rows, AnUnknownDeviceIsAnErrorThatListsThoseKnown) {
             "line 7: no cluster has the device 'TPU4'; there are A100, B200, "
             "GB200, H100, H200, MI250X, MI300X, V100; a description of another "
             "belongs to them, in the folder of --clusters");
+}
+
+// Such rows are no reason to compare none.
+TEST(Rows, WhatThePlannerDoesNotKnowIsSkippedAndCounted) {
+  const auto clusters = read_clusters("deploy/clusters").value();
+  std::string text = std::string(kHeader) + kRow;
+  for (const auto& [from, to] : {std::pair{",fp16,", ",mixed,"},
+                                 {",fp16,", ",Mixed,"},
+                                 {"A100-80GB (Selene)", "H800 80GB"},
+                                 {"A100-80GB (Selene)", "GH200"},
+                                 {"A100-80GB (Selene)", "Gaudi"},
+                                 {"A100-80GB (Selene)", "8xH100"}})
+    text += edited({{from, to}}, kRow);
+  Skipped skipped;
+  ASSERT_OK_AND(const auto rows, parse_rows(text, "x.csv", &skipped));
+  ASSERT_OK_AND(const auto samples, samples_of(clusters, rows, &skipped));
+  EXPECT_EQ(skipped, (Skipped{{"dtype mixed", 2},
+                              {"gpu GAUDI", 1},
+                              {"gpu GH200", 1},
+                              {"gpu H800", 1}}));
+  ASSERT_EQ(samples.size(), 2U);
+  EXPECT_EQ(samples[0].row->device, "A100");
+  EXPECT_EQ(samples[1].row->device, "H100");
+  EXPECT_SAYS(samples_of(clusters, {rows[1]}), "no cluster has the device");
 }
 
 TEST(Rows, TheDeviceOfAClusterIsTheOneWithTheNearestMemory) {
