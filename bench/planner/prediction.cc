@@ -20,14 +20,15 @@ constexpr std::string_view kSuffix = ".toml";
 // GPT-3, Llama 1 and 2 were trained with about so many tokens a step.
 constexpr int64_t kTokensPerStep = 4 << 20;
 
-// The row with every choice made: layout and micro-batch.
+// The row with every choice made: layout, micro-batch and schedule.
 std::vector<Row> candidates(const Row& row) {
   std::vector<int64_t> batches{row.shape.B};
   if (row.shape.B == 0) batches = {1, 2, 4, 8, 16};
-  // TorchTitan makes as many microbatches as there are stages.
-  if (row.shape.B == 0 && row.shape.zero_stage >= 2 && row.layout.pp > 1)
+  if (row.shape.B == 0 && row.splits_by_stages && row.layout.pp > 1)
     batches = {
         std::max<int64_t>(1, row.global_batch / row.layout.dp / row.layout.pp)};
+  std::vector<int> chunks{row.shape.chunks};
+  if (row.shape.B == 0 && !row.names_schedule) chunks = {1, 2};
   std::vector<std::pair<int, int>> degrees{{row.layout.tp, row.layout.pp}};
   if (row.layout.tp == 0) {
     degrees.clear();
@@ -49,8 +50,18 @@ std::vector<Row> candidates(const Row& row) {
       r.shape.B = batch;
       r.shape.microbatches = std::max<int64_t>(
           r.layout.dp, r.global_batch / std::max<int64_t>(1, batch));
-      if (out.empty() || r.global_batch >= batch * r.layout.dp)
+      if (!out.empty() && r.global_batch < batch * r.layout.dp) continue;
+      for (const int v : chunks) {
+        // As in the planner's search.
+        if (v > 1 && v != row.shape.chunks &&
+            (pp == 1 || int64_t{1} * v * pp > r.shape.model.n_layers ||
+             r.shape.microbatches % (r.layout.dp * pp) != 0))
+          continue;
+        r.shape.chunks = v;
+        r.shape.schedule = v > 1 ? geometry::ScheduleKind::kInterleaved1F1B
+                                 : row.shape.schedule;
         out.push_back(r);
+      }
     }
   return out;
 }

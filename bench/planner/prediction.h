@@ -25,8 +25,9 @@ Result<std::vector<ClusterFile>> read_clusters(const std::string& folder);
 Result<size_t> cluster_of(const std::vector<ClusterFile>& clusters,
                           const Row& row);
 
-// Tokens a second of one device. A micro-batch or layout that the row does not
-// give is the one with the best prediction among those that fit into memory.
+// Tokens a second of one device. A micro-batch, layout or (1F1B or interleaved,
+// where there is no micro-batch either) schedule that the row does not give is
+// the one with the best prediction among those that fit into memory.
 planner::StepCost predict(const planner::Machine& machine, const Row& row);
 
 }  // namespace remesh::bench

@@ -192,6 +192,11 @@ std::string architecture_of(const geometry::ModelConfig& c, double params_b) {
 //   sequence parallel  where the note says so, or tensor-parallel communication
 //                    has its form: zero_stage 1 to 3
 //   chunks           "VP=n" or "interleave=n"; "interleaved" alone: 2
+//   micro-batch      where none is given and the note speaks of a "local
+//                    batch", TorchTitan's parameter, the one that makes as many
+//                    microbatches as there are stages, its default
+// Where neither a micro-batch nor, by the note, the schedule is given, both are
+// chosen (candidates() in prediction.cc).
 planner::Execution execution_of(const std::string& note, const Row& row,
                                 const std::string& dtype) {
   planner::Execution x;
@@ -321,6 +326,8 @@ Result<Row> read_row(Fields f, int line) {
   if (row.layout.pp <= 1) row.shape.chunks = 1;
   if (row.shape.chunks > 1)
     row.shape.schedule = geometry::ScheduleKind::kInterleaved1F1B;
+  row.names_schedule = note_has(note, "1F1B|interleave|VP=|GPipe");
+  row.splits_by_stages = note_says(note, "local batch");
   row.single_node_vtrain = row.source == "vTrain single node";
   row.multi_node_vtrain =
       !row.single_node_vtrain && row.source.find("vTrain") != std::string::npos;

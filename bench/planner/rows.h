@@ -26,6 +26,9 @@ struct Row {
   int64_t global_batch = 0;  // sequences; 0: not given
   geometry::Layout layout;   // tp = 0: not given
   planner::Execution run;
+  bool names_schedule = false;  // shape.schedule is what the note says
+  // A rank's batch is split into as many microbatches as there are stages.
+  bool splits_by_stages = false;
   double tokens_per_s = 0;  // measured, of one device
   bool multi_node_vtrain = false, single_node_vtrain = false;
 };

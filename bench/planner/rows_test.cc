@@ -258,6 +258,26 @@ TEST(Rows, TheDeviceOfAClusterIsTheOneWithTheNearestMemory) {
   EXPECT_EQ(name("H100", 0), "h100");
 }
 
+// One microbatch for each stage would leave the pipeline empty for half of the
+// time.
+TEST(Prediction, WhatARowLeavesOpenIsChosenAsAUserWould) {
+  const auto clusters = read_clusters("deploy/clusters").value();
+  const auto machine = planner::machine_of(clusters[1].cluster);
+  const auto tokens = [&](const std::string& note, const char* batch) {
+    const Row row = row_with({{"Table 1, VP=3", note},
+                              {",64,8,2,4,1,0,2,", ",64,8,8,1,1,3,2,"},
+                              {",2,256,full,fp16", batch}});
+    return predict(machine, row).tokens_per_s;
+  };
+  const double open = tokens("", ",,256,full,bf16");
+  EXPECT_GT(open, 1.5 * tokens("1F1B, local batch 256", ",,256,full,bf16"));
+  EXPECT_GE(open, tokens("", ",1,256,full,bf16"));
+  EXPECT_DOUBLE_EQ(open, tokens("interleave=2", ",,256,full,bf16"));
+  EXPECT_LT(tokens("1F1B", ",,256,full,bf16"), open);
+  EXPECT_LT(tokens("", ",1,16,full,bf16"), tokens("VP=2", ",1,16,full,bf16"))
+      << "with a micro-batch the schedule is 1F1B unless the note says more";
+}
+
 TEST(Report, RankingsSeeTheOrderAndTheChoice) {
   std::vector<Row> rows(5);
   std::vector<Scored> scored;
