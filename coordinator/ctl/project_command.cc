@@ -44,7 +44,7 @@ struct ProjectOptions {
   // network (bench_elastic), and until a lost node is replaced.
   double recover_s = 0.5;
   double replace_s = 600;
-  double price_per_hour = -1;  // of a device; -1: the cluster's
+  double price_per_hour = -1;  // of a device, in US dollars; -1: the cluster's
 };
 
 struct Way {
@@ -64,7 +64,7 @@ struct Projection {
   bool one_node = false;  // no state in memory survives its loss
   Way from_checkpoints, from_memory;
   double power_w = 0;  // of a device; 0: unknown
-  double price = 0;    // of a device-hour; 0: unknown
+  double price = 0;    // of a device-hour, in US dollars; 0: unknown
 };
 
 Projection projection_of(const ProjectOptions& o,
@@ -158,8 +158,9 @@ std::string ways_text(const Projection& p, double devices) {
       return fmt::format("{:.4g} MWh", p.power_w * device_hours(w) / 1e6);
     });
   if (p.price > 0)
-    add("cost",
-        [&](const Way& w) { return short_number(p.price * device_hours(w)); });
+    add("cost", [&](const Way& w) {
+      return short_number(p.price * device_hours(w)) + " USD";
+    });
   return table(std::move(rows));
 }
 
@@ -203,6 +204,11 @@ std::string text_of(const ProjectOptions& o, const planner::SearchRequest& q,
     out += "power: unknown; set device.busy_w in the description\n";
   if (p.price <= 0)
     out += "cost: unknown; give --price, of a device for an hour\n";
+  else
+    out += fmt::format("price: {:.2f} USD for a device-hour{}\n", p.price,
+                       o.price_per_hour >= 0
+                           ? ""
+                           : " (the source is in the cluster's description)");
   return out;
 }
 
@@ -292,7 +298,7 @@ void add_project_command(CLI::App* plan, int* code) {
   time("--replace-s", o->replace_s,
        "From a failure to a node that takes the place of the lost one", 0, 1e9);
   c->add_option("--price", o->price_per_hour,
-                "Of a device for an hour. Default: the cluster's")
+                "US dollars of a device for an hour. Default: the cluster's")
       ->check(number_in(0, 1e6));
   add_json_option(c, &o->plan.json);
   c->footer(R"(

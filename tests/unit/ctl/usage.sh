@@ -237,6 +237,11 @@ project="plan project --model llama3-8b $on 8"
 expect 0 "checkpoint-restart" "$bin/remesh" $project --tokens 1e12
 expect 0 "none, because all devices are in one node" \
   "$bin/remesh" $project --tokens 1e12
+expect 0 " USD" "$bin/remesh" $project --tokens 1e12
+expect 0 "price: 2.50 USD for a device-hour" \
+  "$bin/remesh" $project --tokens 1e12 --price 2.5
+expect 0 "cost: unknown" "$bin/remesh" plan project --model llama3-8b \
+  --cluster frontier --gpus 8 --tokens 1e12
 expect 0 "1 token in 1 step" "$bin/remesh" $project --tokens 1
 expect 0 '"tokens": 1000000000000,' \
   "$bin/remesh" $project --tokens 1e12 --json
