@@ -34,4 +34,10 @@ double goodput(const InMemoryRecovery& r) {
   return goodput(step, r.step_s) / (1 + r.replica_share) / (1 + missing);
 }
 
+double lost_share(int node_devices, const geometry::Layout& l) {
+  const int replica = l.tp * l.pp * l.cp;
+  return std::min(
+      1.0, std::max(node_devices, replica) / static_cast<double>(l.world()));
+}
+
 }  // namespace remesh::planner

@@ -46,4 +46,8 @@ struct InMemoryRecovery {
 };
 double goodput(const InMemoryRecovery& r);
 
+// The share of the mesh's devices that compute nothing while a node is missing:
+// a data-parallel rank needs all of its devices.
+double lost_share(int node_devices, const geometry::Layout& layout);
+
 }  // namespace remesh::planner

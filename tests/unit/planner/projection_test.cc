@@ -72,6 +72,13 @@ TEST(Projection, RecoveryFromMemoryCostsWhatItSays) {
   EXPECT_NEAR(goodput(r), 1000.0 / 1010, 1e-4);
 }
 
+TEST(Projection, ALostNodeTakesItsReplicaAlong) {
+  EXPECT_DOUBLE_EQ(lost_share(8, {.dp = 64}), 8.0 / 64);
+  EXPECT_DOUBLE_EQ(lost_share(8, {.dp = 4, .pp = 2, .tp = 8}), 0.25);
+  EXPECT_DOUBLE_EQ(lost_share(8, {.pp = 2, .tp = 8}), 1);
+  EXPECT_DOUBLE_EQ(lost_share(8, {.dp = 2, .cp = 2}), 1);
+}
+
 // Where failures are about as frequent as steps, many steps never end.
 TEST(Projection, RecoveryFromMemoryIsThatOfRandomFailures) {
   std::mt19937_64 rng(test_seed());
