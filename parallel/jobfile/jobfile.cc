@@ -30,6 +30,7 @@
 #include "parallel/jobfile/schema.h"
 #include "proto/base/descriptor.h"
 #include "proto/base/text.h"
+#include "proto/cluster.pb.h"
 #include "proto/limits/plausible.h"
 
 namespace remesh::jobfile {
@@ -302,6 +303,15 @@ Status parse_description(std::string_view toml, const TomlOrigin& origin,
       if (const std::string what = check_key(*file, *key); !what.empty())
         problems.push_back({kNoLine, fmt::format("{}: {}: {}", origin.name,
                                                  full_name(*key), what)});
+  if (const auto* c =
+          google::protobuf::DynamicCastToGenerated<pb::Cluster>(file);
+      c != nullptr && c->device().busy_w() > 0 &&
+      c->device().idle_w() > c->device().busy_w())
+    problems.push_back(
+        {kNoLine,
+         fmt::format("{}: device.idle_w = {:g}: must be at most "
+                     "device.busy_w = {:g}",
+                     origin.name, c->device().idle_w(), c->device().busy_w())});
   return status_of(std::move(problems));
 }
 

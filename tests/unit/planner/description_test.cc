@@ -87,6 +87,16 @@ TEST(Cluster, ARateThatMayBeLeftOutIsZeroOrNotTiny) {
             "0 or from 1e-12 to 1");
 }
 
+TEST(Cluster, AnIdleDeviceTakesNoMorePowerThanABusyOne) {
+  const auto with = [](const std::string& lines) {
+    return problem(replaced(kCluster, "[node]", lines + "\n[node]"));
+  };
+  EXPECT_EQ(with("busy_w = 50\nidle_w = 300"),
+            "x.toml: device.idle_w = 300: must be at most device.busy_w = 50");
+  EXPECT_EQ(with("busy_w = 300\nidle_w = 300"), "");
+  EXPECT_EQ(with("idle_w = 300"), "") << "the power under load is unknown";
+}
+
 TEST(Cluster, AMissingKeyIsNamed) {
   EXPECT_EQ(
       problem(replaced(kCluster, "peak_tflops = 300", "")),
@@ -120,6 +130,10 @@ TEST(Descriptions, EveryShippedClusterIsValid) {
     ASSERT_OK(read(jobfile::description_text(c), &again));
     EXPECT_EQ(c.SerializeAsString(), again.SerializeAsString());
     EXPECT_GT(c.efficiency().error(), 0) << entry.path();
+    // Tensor cores of before 2020 know no fp32, AMD's not at half of the rate.
+    const std::string& name = c.device().name();
+    EXPECT_EQ(c.device().peak_fp32_tflops() > 0,
+              name == "V100" || name.starts_with("MI"));
     ++n;
   }
   EXPECT_GE(n, 10);
