@@ -136,7 +136,20 @@ class Search {
         "and may use {:.1f} of its {:.1f} GB{}",
         plural(q_.devices, "device"), limited ? " with the given options" : "",
         least_.layout.to_string(), least_bytes_ / kGB, usable() / kGB,
-        q_.machine.memory_bytes / kGB, limited ? "" : "; use more devices"));
+        q_.machine.memory_bytes / kGB, limited ? "" : cure()));
+  }
+  // Context parallelism divides sequences only into equal parts.
+  std::string cure() const {
+    const int64_t unit =
+        std::min(2 * kMostContext, 2 * (q_.devices & -q_.devices));
+    SearchRequest even = q_;
+    even.T = (q_.T + unit - 1) / unit * unit;
+    if (even.T == q_.T || !search_layouts(even).ok())
+      return "; use more devices";
+    return fmt::format(
+        "; with sequences of {} tokens, which can be divided, "
+        "it fits",
+        even.T);
   }
   double usable() const { return kUsable * q_.machine.memory_bytes; }
   int64_t most_tensor() const {

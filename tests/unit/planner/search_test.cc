@@ -186,6 +186,16 @@ TEST(Search, ErrorsNameTheValueAndWhatIsAllowed) {
   q.machine.memory_bytes = 8e9;
   EXPECT_EQ(problem(q).code(), Code::kExhausted);
   EXPECT_SAYS(problem(q), "and may use 7.2 of its 8.0 GB; use more devices");
+  q.T = 2049;
+  EXPECT_SAYS(problem(q), "; use more devices");
+  q.T = 1'000'001;
+  q.model.n_heads = q.model.n_kv_heads = 1;
+  q.machine.memory_bytes = 141e9;
+  EXPECT_SAYS(problem(q),
+              "; with sequences of 1000016 tokens, which can be "
+              "divided, it fits");
+  q = request(8, 8);
+  q.machine.memory_bytes = 8e9;
   q.limits.B = 1;
   EXPECT_SAYS(problem(q), "no mesh of 8 devices with the given options: ");
   EXPECT_TRUE(problem(q).message().ends_with("of its 8.0 GB"));
