@@ -77,23 +77,25 @@ bool is_job(const std::string& toml) {
   return false;
 }
 
-// Those that are planned for and that checkpoint/huggingface does not read.
+// Those that are planned for and that checkpoint/huggingface does not read,
+// with the defaults of transformers where the file does not say.
 struct HfFamily {
   const char* model_type;
-  bool gated, tied;  // tied: where the file does not say
+  bool gated, tied;
+  int64_t head_dim = 0;  // 0: the hidden size over the heads
 };
 constexpr HfFamily kHfFamilies[] = {
-    {"olmo", true, false},      {"olmo2", true, false},
-    {"granite", true, false},   {"gemma", true, true},
-    {"gemma2", true, true},     {"gemma3_text", true, true},
-    {"cohere", true, true},     {"cohere2", true, true},
-    {"glm4", true, false},      {"smollm3", true, true},
-    {"stablelm", true, false},  {"internlm2", true, false},
-    {"gpt2", false, true},      {"gpt_neox", false, false},
-    {"gptj", false, false},     {"gpt_bigcode", false, true},
-    {"opt", false, true},       {"bloom", false, true},
-    {"mpt", false, true},       {"falcon", false, true},
-    {"phi", false, false},      {"nemotron", false, false},
+    {"olmo", true, false},       {"olmo2", true, false},
+    {"granite", true, false},    {"gemma", true, true, 256},
+    {"gemma2", true, true, 256}, {"gemma3_text", true, true, 256},
+    {"cohere", true, true},      {"cohere2", true, true},
+    {"glm4", true, false, 128},  {"smollm3", true, true},
+    {"stablelm", true, false},   {"internlm2", true, false},
+    {"gpt2", false, true},       {"gpt_neox", false, false},
+    {"gptj", false, false},      {"gpt_bigcode", false, true},
+    {"opt", false, true},        {"bloom", false, true},
+    {"mpt", false, true},        {"falcon", false, true},
+    {"phi", false, false},       {"nemotron", false, false},
     {"starcoder2", false, true}};
 
 Result<HfFamily> hf_family(JsonReader& c, const std::string& type) {
@@ -133,8 +135,9 @@ Result<ModelChoice> parse_hf_config(const std::string& text,
   m.set_n_heads(
       c.integer(c.any_of({"num_attention_heads", "n_head", "n_heads"}), 0));
   // Falcon's first models and StarCoder have one, whatever num_kv_heads says.
-  const bool one = c.flag("multi_query", false) &&
-                   !c.flag("new_decoder_architecture", false);
+  const bool one =
+      c.flag("multi_query", type == "gpt_bigcode" || type == "falcon") &&
+      !c.flag("new_decoder_architecture", false);
   m.set_n_kv_heads(
       one ? 1
           : c.integer(c.any_of({"num_key_value_heads", "num_kv_heads"}),
@@ -148,7 +151,8 @@ Result<ModelChoice> parse_hf_config(const std::string& text,
       c.integer(c.any_of({"max_position_embeddings", "n_positions",
                           "max_seq_len", "seq_length"}),
                 2048);
-  if (c.find("head_dim") != nullptr) m.set_head_dim(c.integer("head_dim", 0));
+  if (c.find("head_dim") != nullptr || family.head_dim > 0)
+    m.set_head_dim(c.integer("head_dim", family.head_dim));
   RETURN_IF_ERROR(c.problem());
   ASSIGN_OR_RETURN(auto model, planner::model_of(file).with_context(name));
   return ModelChoice{.name = name,
@@ -206,11 +210,12 @@ Result<ModelChoice> find_model(const std::string& given,
   if (given == jobfile::kStandardInput)
     return invalid_argument(
         "-: with --cluster, give a file, not the standard input");
-  ASSIGN_OR_RETURN(
-      const std::string path,
-      description_path("model", given,
-                       "a description, a job or a Hugging Face config.json"));
-  if (!is_file(given)) return no_job(from_description(path));
+  const auto path = description_path(
+      "model", given, "a description, a job or a Hugging Face config.json");
+  const std::string config = given + "/config.json";
+  if (!path.ok() && path_exists(config)) return find_model(config, set);
+  RETURN_IF_ERROR(path.status());
+  if (!is_file(given)) return no_job(from_description(*path));
   ASSIGN_OR_RETURN(const std::string text, jobfile::read_text(given));
   if (given.ends_with(".json")) return no_job(parse_hf_config(text, given));
   return is_job(text) ? from_job(given, set) : no_job(from_description(given));

@@ -92,7 +92,7 @@ void add_options(CLI::App* c, Options* options) {
   };
   add("--model", o->model,
       "Instead of JOB: a known model, a description of one, or a Hugging Face "
-      "config.json");
+      "config.json or its folder");
   cluster->needs(add("--gpus", o->devices, "Number of devices")
                      ->check(integer_in(1, kMost)));
   add("--seq", o->seq_len, "Tokens of a sequence. Default: the model's")

@@ -94,6 +94,22 @@ TEST(HfConfig, OtherDenseDecodersHaveTheirSizes) {
   }
 }
 
+// As in transformers.
+TEST(HfConfig, FamiliesHaveTheirOwnDefaults) {
+  const auto model = [](const char* type, const char* without) {
+    Json json = Json::parse(kLlama);
+    json["model_type"] = type;
+    json.erase(without);
+    return parse_hf_config(json.dump(), "c").value().model;
+  };
+  for (const char* type : {"gemma", "gemma2", "gemma3_text"})
+    EXPECT_EQ(model(type, "").head_dim(), 256) << type;
+  EXPECT_EQ(model("cohere", "").head_dim(), 128);
+  for (const char* type : {"gpt_bigcode", "falcon"})
+    EXPECT_EQ(model(type, "num_key_value_heads").n_kv_heads, 1) << type;
+  EXPECT_EQ(model("opt", "num_key_value_heads").n_kv_heads, 32);
+}
+
 TEST(HfConfig, ErrorsNameTheKeyAndWhatIsAllowed) {
   EXPECT_EQ(problem("[]"), "config.json: is not a JSON object");
   EXPECT_EQ(problem("{"), "config.json: is not a JSON object");

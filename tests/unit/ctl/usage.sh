@@ -221,6 +221,12 @@ expect 2 "--set model.dim=8: changes a job file" "$bin/remesh" plan \
   --model llama3-8b $on 8 --set model.dim=8
 echo '{"model_type": "llama"}' >config.json
 expect 2 "hidden_size is missing" "$bin/remesh" plan --model config.json $on 8
+mkdir hf
+cat >hf/config.json <<'END'
+{"model_type": "gpt2", "n_embd": 768, "n_layer": 12, "n_head": 12,
+ "vocab_size": 50257, "n_positions": 1024}
+END
+expect 0 "124M parameters" "$bin/remesh" plan --model hf $on 8
 printf '[model]\ndim = 64\n' >model.toml
 head -c 500000 /dev/zero | tr '\0' '\n' >>model.toml
 expect 2 "model.n_layers: is required" \
