@@ -117,7 +117,8 @@ class Tuning {
                           "left out",
                           space_.too_slow),
         rundir::short_path(out_)));
-    for (size_t i = 0; i < tuner_.trials().size(); ++i) say_trial(i);
+    before_ = tuner_.trials().size();
+    for (size_t i = 0; i < before_; ++i) say_trial(i);
     while (interrupts == 0) {
       const auto next = choose();
       if (!next) break;
@@ -297,14 +298,23 @@ class Tuning {
   }
 
   void show(size_t candidate, int64_t step) {
-    const size_t trial = tuner_.trials().size() + 1;
+    const size_t trials = tuner_.trials().size();
     const size_t all = options_.every ? space_.settings.size()
                                       : static_cast<size_t>(options_.trials);
+    const auto steps_of = [&](size_t n) {
+      return static_cast<int64_t>(n) * options_.steps;
+    };
     const auto best = tuner_.best();
+    const std::string text = fmt::format(
+        "{}  trial {} of at most {}{}  {}",
+        tune_progress(steps_of(before_), steps_of(trials) + step, steps_of(all),
+                      static_cast<double>(monotonic_ms() - began_ms_) / 1e3),
+        trials + 1, all,
+        best ? fmt::format("  best {:.3f} s", *best->step_s) : "",
+        space_.settings[candidate].text());
+    screen_.resize();
     screen_.bottom(
-        fmt::format("trial {} of at most {}{}  now {}, step {}/{}", trial, all,
-                    best ? fmt::format("  best {:.3f} s", *best->step_s) : "",
-                    space_.settings[candidate].text(), step, options_.steps));
+        text.substr(0, static_cast<size_t>(screen_.style().width - 1)));
   }
 
   Result<int> report() {
@@ -326,6 +336,8 @@ class Tuning {
   std::vector<std::string> errors_;
   std::string out_;
   std::unique_ptr<rundir::LineFile> log_;
+  size_t before_ = 0;  // trials of earlier commands
+  const int64_t began_ms_ = monotonic_ms();
   Screen screen_;
 };
 

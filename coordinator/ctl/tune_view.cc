@@ -9,6 +9,7 @@
 
 #include "coordinator/ctl/status_view.h"
 #include "proto/base/json_output.h"
+#include "proto/base/progress_bar.h"
 #include "proto/base/text.h"
 
 namespace remesh::ctl {
@@ -89,6 +90,15 @@ std::string trial_text(const TuneReport& r, size_t trial) {
   if (!t.step_s) return fmt::format("{}: failed: {}", setting, r.errors[trial]);
   return fmt::format("{}: {:.3f} s a step ({:.3f} s predicted)", setting,
                      *t.step_s, r.space.candidates[t.candidate].predicted_s);
+}
+
+std::string tune_progress(int64_t before, int64_t done, int64_t all,
+                          double seconds) {
+  constexpr size_t kColumns = 60;
+  const double made = static_cast<double>(done - before);
+  return progress_text(
+      "tuning", "step", static_cast<uint64_t>(done), static_cast<uint64_t>(all),
+      made > 0 ? seconds * static_cast<double>(done) / made : 0, kColumns);
 }
 
 std::string tune_text(const TuneReport& r) {

@@ -22,6 +22,11 @@ struct TuneReport {
 // "dp2,pp1,tp2, micro-batch 4, ...: 0.512 s a step (0.60 s predicted)".
 std::string trial_text(const TuneReport& report, size_t trial);
 
+// How far the steps of all trials are, as a bar of at most 60 characters.
+// `before`: those of `done` that an earlier command made, in other seconds.
+std::string tune_progress(int64_t before, int64_t done, int64_t all,
+                          double seconds);
+
 // The best setting, the keys to use it, and the effect of each knob on
 // throughput in percent; or why there is none. With these keys, a job whose
 // data-parallel ranks follow from the slots still adapts to them.

@@ -25,6 +25,14 @@ TEST(TuneView, WithOneSettingNothingHasAnEffect) {
              "\"effects\": {}");
 }
 
+// 20 steps a minute, and 40 to go.
+TEST(TuneView, ProgressCountsOnlyTheTimeOfThisCommand) {
+  EXPECT_EQ(tune_progress(40, 60, 100, 60),
+            "tuning [======....]  60%  60 of 100 steps  0.3/s  2m00s left");
+  EXPECT_EQ(tune_progress(40, 40, 100, 60),
+            "tuning [===========..................]  40%  40 of 100 steps");
+}
+
 TEST(TuneView, AJobThatAdaptsToTheSlotsStillDoes) {
   pb::Job job;
   const std::string all = report_on(job, {.dp = 2, .tp = 2});
