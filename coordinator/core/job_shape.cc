@@ -12,7 +12,9 @@ std::optional<planner::JobShape> shape_of(const pb::Job& job) {
   const auto schedule = geometry::parse_schedule(p.pipeline_schedule());
   planner::JobShape s;
   s.model = jobfile::model_config(job);
-  if (!s.model.validate().ok() || !schedule.ok()) return std::nullopt;
+  const auto recompute = geometry::parse_recompute(t.recompute());
+  if (!s.model.validate().ok() || !schedule.ok() || !recompute.ok())
+    return std::nullopt;
   s.T = t.seq_len();
   s.B = t.local_batch_size();
   s.microbatches = t.global_batch_size() / t.local_batch_size();
@@ -21,9 +23,7 @@ std::optional<planner::JobShape> shape_of(const pb::Job& job) {
   s.shard_group = static_cast<int>(p.zero_shard_group());
   s.schedule = *schedule;
   s.chunks = static_cast<int>(p.pipeline_chunks());
-  s.recompute = t.recompute() == "full"        ? geometry::Recompute::kFull
-                : t.recompute() == "selective" ? geometry::Recompute::kSelective
-                                               : geometry::Recompute::kNone;
+  s.recompute = *recompute;
   s.recompute_every = static_cast<int>(t.recompute_every());
   const pb::Elastic& e = job.elastic();
   s.keep_state = e.keep_state();
