@@ -52,6 +52,8 @@ Status check_request(const SearchRequest& q) {
 }
 
 constexpr int64_t kMostContext = 1024;
+constexpr int kMostChunks = 16;
+constexpr int64_t kMostOdd = 32;  // micro-batches that are no power of two
 
 // A plan without what follows from it.
 struct Candidate {
@@ -192,25 +194,29 @@ class Search {
     if (unplanned_.empty()) unplanned_ = l.to_string() + ": " + why;
   }
 
-  // Micro-batches of 1, 2, 4, ... sequences; more need more memory.
+  // Micro-batches that divide the batch, beyond kMostOdd sequences powers of
+  // two; more need more memory.
   void plans_of(const Layout& l) {
     const int64_t given = q_.limits.B, most = q_.global_batch / l.dp;
     if (given > most)
       unplanned(l, fmt::format("a micro-batch of {} is more than the {} of a "
                                "data-parallel rank",
                                given, plural(most, "sequence")));
-    for (int64_t B = std::max<int64_t>(1, given);
-         B <= most && q_.global_batch % B == 0; B *= 2) {
+    for (int64_t B = std::max<int64_t>(1, given); B <= most;
+         B += B < kMostOdd ? 1 : B) {
       const size_t before = found_.size();
-      for (const auto& [kind, chunks] : schedules(l, B))
-        for (const auto& [zero, group] : shardings(l))
-          least_recompute({.layout = l,
-                           .B = B,
-                           .zero_stage = zero,
-                           .shard_group = group,
-                           .schedule = kind,
-                           .chunks = chunks});
-      if (found_.size() == before || given != -1) return;
+      const int64_t considered = out_.considered;
+      if (q_.global_batch % B == 0)
+        for (const auto& [kind, chunks] : schedules(l, B))
+          for (const auto& [zero, group] : shardings(l))
+            least_recompute({.layout = l,
+                             .B = B,
+                             .zero_stage = zero,
+                             .shard_group = group,
+                             .schedule = kind,
+                             .chunks = chunks});
+      const bool fits = found_.size() > before;
+      if (given != -1 || (out_.considered > considered && !fits)) return;
     }
   }
 
@@ -233,9 +239,9 @@ class Search {
                                "x pp = {} as microbatches, not {}",
                                unit, n));
     if (whole && wanted(ScheduleKind::kInterleaved1F1B))
-      for (const int v : {2, 3, 4, 6, 8, 12})
-        if (int64_t{1} * v * l.pp <= q_.model.n_layers)
-          out.emplace_back(ScheduleKind::kInterleaved1F1B, v);
+      for (int v = 2;
+           v <= kMostChunks && int64_t{1} * v * l.pp <= q_.model.n_layers; ++v)
+        out.emplace_back(ScheduleKind::kInterleaved1F1B, v);
     return out;
   }
 

@@ -45,8 +45,8 @@ std::map<std::string, double> brute_force(const SearchRequest& q) {
     if (pp == 1) return;
     f(ScheduleKind::kZbH1, 1);
     if (!whole) return;
-    for (const int v : {2, 3, 4, 6, 8, 12})
-      if (int64_t{1} * v * pp <= layers) f(ScheduleKind::kInterleaved1F1B, v);
+    for (int v = 2; v <= 16 && v * pp <= layers; ++v)
+      f(ScheduleKind::kInterleaved1F1B, v);
   };
   each_mesh([&](const Layout& l) {
     JobShape s;
@@ -56,8 +56,8 @@ std::map<std::string, double> brute_force(const SearchRequest& q) {
     s.model = q.model;
     s.T = q.T;
     s.bf16 = true;
-    for (s.B = 1; s.B * l.dp <= q.global_batch; s.B *= 2) {
-      if (q.global_batch % s.B != 0) break;
+    for (s.B = 1; s.B * l.dp <= q.global_batch; ++s.B) {
+      if (q.global_batch % s.B != 0) continue;
       s.microbatches = q.global_batch / s.B;
       const bool whole = s.microbatches % (l.dp * l.pp) == 0;
       each_schedule(
