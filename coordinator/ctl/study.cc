@@ -233,6 +233,7 @@ class Evaluation {
       ASSIGN_OR_RETURN(const StudyRun run, predict(text_at(s, "run"), changes));
       ASSIGN_OR_RETURN(const double y, study_metric(run, name));
       line->points.emplace_back(value.get<double>(), y);
+      if (run.too_large) line->too_large.push_back(value.get<double>());
     }
     return ok_status();
   }
@@ -256,7 +257,9 @@ class Evaluation {
       for (const MemoryPurpose& m : kMemoryPurposes) out.parts.push_back(m.key);
       for (const json& name : array_at(c, "runs", "names of runs", is_text)) {
         ASSIGN_OR_RETURN(const StudyRun run, predict(name.get<std::string>()));
-        StudyChart::Bar bar{.name = name.get<std::string>(), .parts = {}};
+        StudyChart::Bar bar{.name = name.get<std::string>(),
+                            .parts = {},
+                            .too_large = run.too_large};
         for (const MemoryPurpose& m : kMemoryPurposes)
           bar.parts.push_back(static_cast<double>(run.plan.memory.*m.bytes) /
                               1e9);
@@ -275,8 +278,9 @@ class Evaluation {
                        predict(base_run, object_at(change, "set")));
       ASSIGN_OR_RETURN(const double y, study_metric(run, of));
       ASSIGN_OR_RETURN(const double ratio, ratio_of(y, base, of));
-      out.bars.push_back(
-          {.name = text_at(change, "name"), .parts = {100 * (ratio - 1)}});
+      out.bars.push_back({.name = text_at(change, "name"),
+                          .parts = {100 * (ratio - 1)},
+                          .too_large = run.too_large});
     }
     return out;
   }
@@ -344,9 +348,13 @@ std::string study_json(const Study& s) {
   for (const StudyChart& c : s.charts) {
     Json series = Json::array();
     for (const auto& line : c.series)
-      series.push_back({{"name", line.name}, {"points", line.points}});
+      series.push_back({{"name", line.name},
+                        {"points", line.points},
+                        {"too_large", line.too_large}});
     for (const auto& bar : c.bars)
-      series.push_back({{"name", bar.name}, {"parts", bar.parts}});
+      series.push_back({{"name", bar.name},
+                        {"parts", bar.parts},
+                        {"too_large", bar.too_large}});
     charts.push_back({{"title", c.title}, {"series", std::move(series)}});
   }
   return json_output({{"title", s.title},

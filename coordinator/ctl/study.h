@@ -12,7 +12,8 @@
 //   charts    {title, x, y, series: [{name, run, vary, values, set}]}: a metric
 //             against a setting that varies; "published" are points to compare;
 //             "relative": in percent of the first point. Or {title, bars,
-//             runs}: "memory" by category, or "effect" of changes on a metric
+//             runs}: "memory" by category, or "effect" of changes on a metric.
+//             Runs that need more memory than a device has are marked
 #pragma once
 
 #include <string>
@@ -45,10 +46,12 @@ struct StudyChart {
     std::string name;
     bool published = false;
     std::vector<std::pair<double, double>> points;
+    std::vector<double> too_large;  // x of points that no device has room for
   };
   struct Bar {
     std::string name;
     std::vector<double> parts;  // as many as `parts` below
+    bool too_large = false;
   };
   std::string title, x, y;
   bool linear = false;  // the x axis; otherwise logarithmic if x > 0

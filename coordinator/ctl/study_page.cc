@@ -19,6 +19,10 @@ constexpr const char* kColors[] = {"#2f6fde", "#d9602b", "#1f9d73",
                                    "#9a4fd0", "#b8860b", "#c2347b"};
 const char* color(size_t i) { return kColors[i % std::size(kColors)]; }
 
+constexpr const char* kTooLarge =
+    "predicted to need more memory than a device has";
+constexpr const char* kMark = "\u2020";  // a dagger
+
 std::string escaped(const std::string& text) {
   static const std::map<char, std::string> kNames = {
       {'&', "&amp;"}, {'<', "&lt;"}, {'>', "&gt;"}, {'"', "&quot;"}};
@@ -138,12 +142,15 @@ class Plot {
   std::string drawn(const Series& s, const char* stroke) const {
     std::string path, dots;
     for (const auto& [x, y] : s.points) {
+      const bool too_large = std::ranges::count(s.too_large, x) > 0;
+      if (too_large) dots += label_at(at_x(x), at_y(y) - 8, "middle", kMark);
       path += fmt::format("{:.1f},{:.1f} ", at_x(x), at_y(y));
       dots += fmt::format(
           "<circle cx=\"{:.1f}\" cy=\"{:.1f}\" r=\"{}\" fill=\"{}\" "
-          "stroke=\"{}\"><title>{}: {:g}, {:.4g}</title></circle>\n",
-          at_x(x), at_y(y), s.published ? 5 : 3, s.published ? "none" : stroke,
-          stroke, escaped(s.name), x, y);
+          "stroke=\"{}\"><title>{}: {:g}, {:.4g}{}</title></circle>\n",
+          at_x(x), at_y(y), s.published ? 5 : 3,
+          s.published || too_large ? "none" : stroke, stroke, escaped(s.name),
+          x, y, too_large ? std::string(", ") + kTooLarge : "");
     }
     if (s.published) return dots;
     return fmt::format("<polyline points=\"{}\" stroke=\"{}\"/>\n", path,
@@ -174,7 +181,9 @@ std::string bars_svg(const StudyChart& c) {
   std::string out;
   for (size_t i = 0; i < c.bars.size(); ++i) {
     const double y = kTop + kRow * static_cast<double>(i);
-    out += label_at(kName - 6, y + 17, "end", c.bars[i].name);
+    out += label_at(
+        kName - 6, y + 17, "end",
+        c.bars[i].name + (c.bars[i].too_large ? std::string(" ") + kMark : ""));
     double from = 0;
     for (size_t p = 0; p < c.bars[i].parts.size(); ++p) {
       const double to = from + c.bars[i].parts[p];
@@ -208,6 +217,10 @@ std::string legend(const StudyChart& c) {
     add(i, c.series[i].name, c.series[i].published);
   if (c.parts.size() > 1)
     for (size_t i = 0; i < c.parts.size(); ++i) add(i, c.parts[i], false);
+  const auto marked = [](const Series& s) { return !s.too_large.empty(); };
+  if (std::ranges::any_of(c.series, marked) ||
+      std::ranges::any_of(c.bars, &StudyChart::Bar::too_large))
+    out += fmt::format("<span>{} {}</span>", kMark, kTooLarge);
   return out + "</p>\n";
 }
 

@@ -133,6 +133,8 @@ Result<StudyRun> StudyRuns::predict(const json& object) {
   s.refuse_unknown();
   RETURN_IF_ERROR(s.problem());
   ASSIGN_OR_RETURN(out.plan, planner::predict_plan(q, shape, l));
+  out.too_large =
+      static_cast<double>(out.plan.memory.total()) > q.machine.memory_bytes;
   return out;
 }
 

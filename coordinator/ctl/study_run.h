@@ -15,6 +15,7 @@ struct StudyRun {
   double peak_flops = 1;
   double busy_w = 0;  // of a device, as is idle_w
   double idle_w = 0;
+  bool too_large = false;  // needs more memory than a device has
 };
 
 // Reads descriptions once.

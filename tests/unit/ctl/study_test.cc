@@ -68,6 +68,23 @@ TEST(Study, FiguresClaimsAndChartsAreEvaluated) {
   EXPECT_LT(s.charts[2].bars[0].parts[0], 0);
 }
 
+// 16 bytes for each of 8e9 elements, on one device of 80 GB.
+TEST(Study, ALayoutBeyondTheMemoryIsMarked) {
+  Json j = small();
+  const std::string none = study_page(evaluate_study(j.dump(), "s").value());
+  EXPECT_LACKS(none, "more memory than a device has");
+  j["charts"][0]["series"][0]["values"] = {1, 8};
+  j["runs"]["base"]["devices"] = 1;
+  ASSERT_OK_AND(const auto s, evaluate_study(j.dump(), "s"));
+  const Json out = Json::parse(study_json(s))["charts"];
+  EXPECT_EQ(out[0]["series"][0]["too_large"], Json::array({1.0}));
+  EXPECT_EQ(out[0]["series"][1]["too_large"], Json::array());
+  EXPECT_EQ(out[1]["series"][0]["too_large"], true);
+  EXPECT_HAS(study_page(s),
+             ", predicted to need more memory than a device has</title>");
+  EXPECT_HAS(study_page(s), "base \u2020</text>");
+}
+
 TEST(Study, ErrorsNameTheRunAndWhatIsAllowed) {
   Json j = small();
   j["runs"]["base"]["tp"] = 3;
