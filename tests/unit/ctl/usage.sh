@@ -219,6 +219,14 @@ expect 2 "tp 16: a node has 8 devices" "$bin/remesh" plan --model llama3-70b \
   --cluster h100 --gpus 64 --explain dp4,tp16
 expect 2 "--set model.dim=8: changes a job file" "$bin/remesh" plan \
   --model llama3-8b $on 8 --set model.dim=8
+# The example of the README, where "..." leaves lines out.
+sed -n '/^\$ remesh plan --model/,/^```/p' "$model/../../../README.md" >example
+expect 0 "best: " "$bin/remesh" $(sed -n '1s/^\$ remesh//p' example)
+echo "$out" >plan
+if grep -v '^\$\|^```\|^\.\.\.$' example | grep -vxF -f plan; then
+  echo "FAIL: README.md: this is not what remesh plan says"
+  failed=1
+fi
 echo '{"model_type": "llama"}' >config.json
 expect 2 "hidden_size is missing" "$bin/remesh" plan --model config.json $on 8
 mkdir hf
