@@ -86,6 +86,7 @@ void Coordinator::begin_generation(
       std::max<int64_t>(0, ledger_.last_finished() - a.source().step());
   pb::EventRecord e = mesh_event(a, mesh_before(durable_, ledger_), lost,
                                  decision.placement.reason);
+  e.set_step(std::max(ledger_.last_finished(), a.source().step()));
   if (options_.job.train().max_skipped_steps() > 0)
     add_past_steps(
         ledger_.before(decision.generation, a.source().step(), checkpoints),

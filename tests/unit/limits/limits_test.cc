@@ -33,7 +33,8 @@ TEST(Plausible, AReportAtEveryLimitIsAccepted) {
   r.set_generation(kKnown.generation + kMaxGenerationLead);
   r.set_coordinator_epoch(kKnown.epoch + kMaxEpochLeadMs);
   r.set_incarnation(kMaxIncarnation);
-  while (r.ranks_size() < kMaxSlots) r.add_ranks()->set_rank(kMaxRanks - 1);
+  while (r.ranks_size() < kMaxSlots)
+    r.add_ranks()->set_rank(kMaxRanks + 1 - r.ranks_size());
   while (r.metrics_size() < kMaxMetrics)
     r.add_metrics()->set_step(kKnown.steps);
   while (r.holdings_size() < kMaxHoldings)
