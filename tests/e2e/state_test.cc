@@ -214,8 +214,9 @@ TEST_F(StateTest, LocalWorkersTakeTheStatesOfOthersThatAreGone) {
     ASSERT_TRUE(c().worker(worker).wait_ms(kEndMs));
   }
   const int64_t at = c().last_step();
+  const size_t meshes = c().events_named("mesh").size();
   c().start_run(2, {"--resume"});
-  ASSERT_TRUE(c().wait_for_event("mesh", 2));
+  ASSERT_TRUE(c().wait_for_event("mesh", meshes + 1));
   const Json mesh = c().events_named("mesh").back();
   EXPECT_EQ(mesh.value("source_kind", ""), "memory") << mesh;
   EXPECT_GE(mesh.value("step", int64_t{0}), at) << mesh;
