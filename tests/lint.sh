@@ -2,7 +2,8 @@
 # Checks of form that the compiler does not make. Each is a test of CTest.
 #
 #   tests/lint.sh format           clang-format accepts every source file
-#   tests/lint.sh size             functions <= 70 lines, files <= 500
+#   tests/lint.sh size             functions <= 70 lines, files <= 500,
+#                                  the class Coordinator <= 900
 #   tests/lint.sh copies           no block of 8 lines occurs twice
 #   tests/lint.sh docs [--write]   pages and comments mention only files that
 #                                  exist; tables agree with sources, or are

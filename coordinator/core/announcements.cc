@@ -229,6 +229,15 @@ pb::EventRecord journal_behind_event(int64_t generation,
                                       generation)});
 }
 
+pb::EventRecord event_of(const Gathering::Wait& wait) {
+  const bool for_mesh = wait.reason == pb::JobStatus::WORKERS;
+  const bool for_state = wait.reason == pb::JobStatus::FINISHED_STEPS;
+  return event(for_mesh    ? events::kWaiting
+               : for_state ? events::kWaitingForState
+                           : events::kWaitingForRoom,
+               {.detail = wait.text});
+}
+
 pb::EventRecord pin_released_event(const geometry::Layout& layout) {
   return event(events::kMeshReleased,
                {.detail = fmt::format("not enough slots for {}; falling back "

@@ -13,6 +13,7 @@
 #include "coordinator/core/checkpoint_watch.h"
 #include "coordinator/core/cluster_view.h"
 #include "coordinator/core/cordoning.h"
+#include "coordinator/core/gathering.h"
 #include "coordinator/core/step_ledger.h"
 #include "proto/control.pb.h"
 #include "proto/rundir/events.h"
@@ -53,6 +54,7 @@ pb::EventRecord event_of(const Roster::MembershipChange& change,
 pb::EventRecord event_of(const pb::Cause& failure, const ClusterView& view,
                          double seconds);
 pb::EventRecord event_of(const CheckpointWatch::Result& result);
+pb::EventRecord event_of(const Gathering::Wait& wait);
 pb::EventRecord event_of(const pb::Cordon& begun, double unix_s);
 pb::EventRecord event_of(const pb::LinkSearch& test);
 std::vector<pb::EventRecord> events_of(const Cordoning::Changes& changes,

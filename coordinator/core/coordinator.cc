@@ -249,12 +249,12 @@ void Coordinator::reconcile_waiting() {
       return terminate(pb::Durable::STOPPED, "stopped by request");
     constexpr auto kReason = pb::JobStatus::FINISHED_STEPS;
     if (gathering_.waiting_for().reason != kReason)
-      wait_for(kReason, unsaved_text(ledger_.last_finished()));
+      wait_for({kReason, unsaved_text(ledger_.last_finished())});
     return;
   }
   const Gathering::Next next =
       gathering_.next(view(), policy_, retention_, recovery_, job_finished());
-  if (next.no_mesh) emit(events::kWaiting, {.detail = *next.no_mesh});
+  if (next.no_mesh) emit(event_of(gathering_.waiting_for()));
   if (next.scan) act(ScanCheckpoints{durable_.saved_step()});
   if (!next.impossible) return;
   if (!record_change(release_scale(*next.impossible, &durable_)))

@@ -137,7 +137,10 @@ class Coordinator {
   void wait_for_room(const Plan& plan);
   void begin_generation(const Recovery::Decision& decision, Plan plan,
                         const std::vector<CheckpointInfo>& checkpoints);
-  void wait_for(pb::JobStatus::WaitReason reason, const std::string& what);
+  void wait_for(Gathering::Wait what) {
+    emit(event_of(what));
+    gathering_.wait_for(std::move(what));
+  }
 
   // Ending a generation and the job (generation.cc).
   bool must_save() const;

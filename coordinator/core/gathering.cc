@@ -27,7 +27,7 @@ bool Gathering::wait_for_room(const Shortages& short_of, int64_t now_ms) {
   constexpr int64_t kLookAgainMs = 1000;
   back_off(now_ms + kLookAgainMs);
   const bool known = same_hosts(waiting_for().short_of, short_of);
-  wait_for({pb::JobStatus::SHARED_MEMORY, to_text(short_of), short_of, {}});
+  wait_for({pb::JobStatus::SHARED_MEMORY, to_text(short_of), short_of});
   return !known;
 }
 

@@ -23,9 +23,9 @@ class Gathering {
   // What a WAITING job waits for; `text` says it to people.
   struct Wait {
     pb::JobStatus::WaitReason reason = pb::JobStatus::NOTHING;
-    std::string text;
-    Shortages short_of;       // SHARED_MEMORY
-    MeshPolicy::Offer offer;  // WORKERS
+    std::string text = {};
+    Shortages short_of = {};       // SHARED_MEMORY
+    MeshPolicy::Offer offer = {};  // WORKERS
   };
   struct Next {
     bool scan = false;

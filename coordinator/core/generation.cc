@@ -44,7 +44,7 @@ void Coordinator::plan(const CheckpointsScanned& scan) {
   if (decision.kind == Recovery::Decision::Kind::kWait) {
     if (decision.rescan_ms > 0)
       gathering_.back_off(now_ms_ + decision.rescan_ms);
-    if (decision.why) wait_for(pb::JobStatus::FINISHED_STEPS, *decision.why);
+    if (decision.why) wait_for({pb::JobStatus::FINISHED_STEPS, *decision.why});
     return;
   }
   const bool gives_up = decision.kind == Recovery::Decision::Kind::kGiveUp;
@@ -68,13 +68,12 @@ void Coordinator::plan(const CheckpointsScanned& scan) {
 
 void Coordinator::wait_for_room(const Plan& plan) {
   if (cordon([&](Cordoning& c) { return c.for_room(plan); })) return;
-  const std::string text = to_text(plan.short_of);
   if (durable_.stop_requested()) {
-    decline_stop(text);
+    decline_stop(to_text(plan.short_of));
     persist();
   }
   if (gathering_.wait_for_room(plan.short_of, now_ms_))
-    emit(events::kWaitingForRoom, {.detail = text});
+    emit(event_of(gathering_.waiting_for()));
 }
 
 void Coordinator::begin_generation(
@@ -104,14 +103,6 @@ void Coordinator::begin_generation(
   set_phase(pb::Durable::PREPARING);
   if (unpinned) emit(pin_released_event(*unpinned));
   emit(std::move(e));
-}
-
-void Coordinator::wait_for(pb::JobStatus::WaitReason reason,
-                           const std::string& what) {
-  gathering_.wait_for({reason, what, {}, {}});
-  emit(reason == pb::JobStatus::FINISHED_STEPS ? events::kWaitingForState
-                                               : events::kWaitingForRoom,
-       {.detail = what});
 }
 
 // ------------------------------------------------------- members and steps
@@ -266,10 +257,10 @@ void Coordinator::wait_to_save() {
   const int64_t wait_ms = wait_for_room_ms(checkpoints_.count_failed_end());
   gathering_.back_off(now_ms_ + wait_ms);
   const std::string& error = checkpoints_.last_error();
-  wait_for(pb::JobStatus::ROOM_TO_SAVE,
-           fmt::format("step {} is not saved: {}; trying again in {}",
-                       ledger_.last_finished(), error.empty() ? why : error,
-                       format_duration(static_cast<double>(wait_ms) / 1000)));
+  wait_for({pb::JobStatus::ROOM_TO_SAVE,
+            fmt::format("step {} is not saved: {}; trying again in {}",
+                        ledger_.last_finished(), error.empty() ? why : error,
+                        format_duration(static_cast<double>(wait_ms) / 1000))});
 }
 
 // It is refused if it was given fewer steps than it has made.
