@@ -1,8 +1,10 @@
 """The checks behind tests/lint.sh; see there for how to run them."""
 
 import concurrent.futures
+import fnmatch
 import hashlib
 import json
+import math
 import os
 import pathlib
 import re
@@ -136,7 +138,8 @@ MENTIONED = re.compile(
     r")/[\w./@-]*[\w/]")
 # "state_choice.h", "core/cause.h": the end of a path.
 NAMED = re.compile(r"(?<![\w./-])(?:[\w-]+/)*\w{3,}\.(?:h|cc|py|proto)\b")
-FOREIGN = {"hdf5.h", "ioprio.h", "mpi.h", "zmq.h"}
+FOREIGN = {"hdf5.h", "ioprio.h", "mpi.h", "omp.h", "sentencepiece_model.proto",
+           "zmq.h"}
 LINK = re.compile(r"\]\(([^)#:]+)(?:#[^)]*)?\)")
 PROTOCOL = pathlib.Path("proto/PROTOCOL.md")
 STRINGS = r'((?:"[^"]*"\s*)+)'
@@ -196,9 +199,83 @@ def with_tables(page):
     return page
 
 
+# A row of the table of timeouts ends with its files, each followed by the
+# constants of the row: | `FILE`: `kName`, `kName`, `FILE` |
+CONSTANTS = re.compile(r"`([\w/]+\.\w+)`((?:(?:: |, )`\w+`)*)")
+DURATION = re.compile(r"(\d+) (ms|s|min|h)\b")
+MS = {"ms": 1, "s": 1000, "min": 60_000, "h": 3_600_000}
+RUN_PATH = re.compile(r"^//   RUN/([\w.]+/?)", re.M)
+
+
+def constant(path, name):
+    """(value, whether it is a duration, then in milliseconds); None if the
+    file does not define it."""
+    found = re.search(
+        rf"\b{name}(?: = \d+ \[default = |(?: = |\()(?:std::chrono::(\w+)\()?)"
+        r"([\d.'* ]+)", pathlib.Path(path).read_text())
+    if not found:
+        return None
+    value = math.prod(float(f) for f in found[2].replace("'", "").split("*"))
+    if found[1] == "seconds" or name.endswith("S"):
+        return value * 1000, True
+    return value, name.lower().endswith("ms")
+
+
+def check_timeouts(page):
+    """Each row has the values of its constants, and no other durations."""
+    offences = []
+    table = page.partition("| watched by |")[2].partition("\n\n")[0]
+    for row in table.splitlines()[2:]:
+        text, _, where = row.removesuffix(" |").rpartition(" | ")
+        found = {f"{path}: {name}": constant(path, name)
+                 for path, names in CONSTANTS.findall(where)
+                 for name in re.findall(r"\w+", names)}
+        limits = {int(n) * MS[unit] for n, unit in DURATION.findall(text)}
+        factors = {int(n) for n in re.findall(r"\b(\d+) x\b", text)}
+        wrong = [what for what, value in found.items() if value is None
+                 or value[0] not in (limits if value[1] else factors)]
+        known = {value[0] for value in found.values() if value and value[1]}
+        if wrong or limits - known:
+            offences.append(f"{PROTOCOL}: timeouts: {row[:60]}...: "
+                            f"{', '.join(wrong) or 'a limit has no constant'}")
+    return offences
+
+
+def check_run_paths(page):
+    """The lists of a run directory's files have those of paths.h."""
+    paths = set(RUN_PATH.findall(
+        pathlib.Path("proto/rundir/paths.h").read_text()))
+    table = page.partition("## Run directory")[2]
+    readme = pathlib.Path("README.md").read_text()
+    lists = {PROTOCOL: re.findall(r"`([\w.]+/?)(?:[\w-]+/)?`",
+                                  "\n".join(re.findall(r"^\| (`.*?) \|", table,
+                                                       re.M))),
+             "README.md": re.findall(
+                 r"(?:^|  )(\w+/|\w+\.[\w*]+|journal)(?=  )",
+                 readme.partition("A run directory contains:")[2]
+                 .split("```")[1], re.M)}
+    return [f"{page}: run directory: {', '.join(sorted(differing))}"
+            for page, names in lists.items()
+            if (differing := {n for n in names
+                              if not fnmatch.filter(paths, n)} |
+                {p for p in paths
+                 if not any(fnmatch.fnmatch(p, n) for n in names)})]
+
+
+def comments():
+    """(path, text) of each comment line."""
+    marks = {".cc": "//", ".h": "//", ".inc": "//", ".proto": "//",
+             ".py": "#", ".txt": "#"}
+    for folder in CHECKED:
+        for path in sorted(pathlib.Path(folder).rglob("*")):
+            if path.suffix in marks:
+                for line in path.read_text().splitlines():
+                    yield path, line.partition(marks[path.suffix])[2]
+
+
 def check_docs():
     """Pages and comments mention files that exist; the tables of PROTOCOL.md
-    are made from their sources."""
+    are made from their sources or agree with them."""
     offences = []
     tracked = subprocess.run(["git", "ls-files", "*.md"], check=False,
                              capture_output=True, text=True).stdout.split()
@@ -215,15 +292,14 @@ def check_docs():
     ends = {"/".join(path.parts[i:]) for folder in CHECKED
             for path in pathlib.Path(folder).rglob("*.*")
             for i in range(len(path.parts))} | FOREIGN
-    for path in sources(*CHECKED):
-        for line in path.read_text().splitlines():
-            comment = line.partition("//")[2]
-            offences += [f"{path}: {name} does not exist"
-                         for name in MENTIONED.findall(comment)
-                         if not mentions_file(name)]
-            offences += [f"{path}: there is no {name}"
-                         for name in NAMED.findall(comment) if name not in ends]
+    for path, comment in comments():
+        offences += [f"{path}: {name} does not exist"
+                     for name in MENTIONED.findall(comment)
+                     if not mentions_file(name)]
+        offences += [f"{path}: there is no {name}"
+                     for name in NAMED.findall(comment) if name not in ends]
     page = PROTOCOL.read_text()
+    offences += check_timeouts(page) + check_run_paths(page)
     if page != with_tables(page):
         offences.append(f"{PROTOCOL}: a table differs from its source; run "
                         "tests/lint.sh docs --write")
