@@ -35,6 +35,19 @@ MAX_CLASS = {("coordinator/core/coordinator.h",
               "coordinator/core/generation.cc"): 900}
 
 
+def git(*words):
+    """What git prints; "" if it fails."""
+    run = subprocess.run(["git", *words], check=False, capture_output=True,
+                         text=True)
+    return run.stdout.strip() if run.returncode == 0 else ""
+
+
+def main_base():
+    """Where main was left; "" if that is not known."""
+    return (git("merge-base", "HEAD", "origin/main") or
+            git("merge-base", "HEAD", "main"))
+
+
 def top_comment(lines):
     return "\n".join(lines[:next(
         (i for i, line in enumerate(lines) if not line.startswith("//")),
@@ -313,6 +326,22 @@ def mentions_file(name):
         path.with_suffix(s).exists() for s in (".h", ".cc", ".py"))
 
 
+# ---------------------------------------------------------------- commits
+
+MAX_SUBJECT = 72
+EARLIER = {"tests: prove that unknown goals change nothing and lost lines are "
+           "said once"}  # older than this check
+
+
+def check_commits():
+    """The subjects of the commits since main."""
+    base = main_base()
+    subjects = git("log", "--format=%s", f"{base}..HEAD") if base else ""
+    return [f"{len(s)} characters, {MAX_SUBJECT} allowed: {s}"
+            for s in subjects.splitlines()
+            if len(s) > MAX_SUBJECT and s not in EARLIER]
+
+
 # ------------------------------------------------------------------- tidy
 
 INCLUDE = re.compile(r'^#include "([^"]+)"', re.M)
@@ -433,19 +462,16 @@ def pairs_of(words):
 def changed_files():
     """Files that are not as on main, and those that are not as in the commit
     before; None where git knows no history."""
-    def git(*words):
-        run = subprocess.run(["git", *words], capture_output=True, text=True)
-        return set(run.stdout.split()) if run.returncode == 0 else set()
-    head = git("rev-parse", "HEAD")
-    base = (git("merge-base", "HEAD", "origin/main") or
-             git("merge-base", "HEAD", "main"))
+    def files(*words):
+        return set(git(*words).split())
+    head, base = git("rev-parse", "HEAD"), main_base()
     if not base:
         return None
-    new = git("ls-files", "--others", "--exclude-standard")
+    new = files("ls-files", "--others", "--exclude-standard")
     before = git("rev-parse", "-q", "--verify", "HEAD~1") or head
-    recent = git("diff", "--name-only", *before) | new
+    recent = files("diff", "--name-only", before) | new
     return (recent if base == head
-            else git("diff", "--name-only", *base) | new), recent
+            else files("diff", "--name-only", base) | new), recent
 
 
 def check_tidy(build, everything=False):
@@ -506,7 +532,7 @@ def main():
         offences = check_docs()
     else:
         offences = {"size": check_size, "copies": check_copies,
-                    "docs": check_docs}[name]()
+                    "docs": check_docs, "commits": check_commits}[name]()
     print("\n".join(offences or [f"{name}: clean"]))
     return 1 if offences else 0
 

@@ -8,6 +8,7 @@
 #   tests/lint.sh docs [--write]   pages and comments mention only files that
 #                                  exist; tables agree with sources, or are
 #                                  written
+#   tests/lint.sh commits          subjects since main have <= 72 characters
 #   tests/lint.sh tidy BUILD [--all]   clang-tidy accepts the files that are
 #                                  not as on main or, on main or far ahead of
 #                                  it, as in the commit before; or all files
@@ -21,6 +22,6 @@ case "${1:-}" in
     find proto parallel checkpoint worker coordinator bench tests \
       \( -name '*.cc' -o -name '*.h' -o -name '*.inc' \) -print0 |
       xargs -0 clang-format-14 --dry-run -Werror ;;
-  size|copies|docs|tidy) exec python3 tests/lint.py "$@" ;;
+  size|copies|docs|commits|tidy) exec python3 tests/lint.py "$@" ;;
   *) sed -n '2,/^set/{/^set/d;s/^# \{0,1\}//;p}' "$0" >&2; exit 2 ;;
 esac
