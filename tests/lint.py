@@ -275,6 +275,18 @@ def check_run_paths(page):
                  if not any(fnmatch.fnmatch(p, n) for n in names)})]
 
 
+def check_exit_help():
+    """The help has each exit code but those of ranks."""
+    header = pathlib.Path("proto/base/exit_code.h").read_text()
+    codes = {code for code, comment in EXIT_CODE.findall(header)
+             if not comment.strip().startswith("// rank:")}
+    text = header.partition("kExitCodesHelp =")[2].partition('";')[0]
+    differing = codes ^ set(re.findall(r"[:;]\s*(?:\\n)?(\d+) ",
+                                       re.sub(r'"\s*"', "", text)))
+    return [f"proto/base/exit_code.h: kExitCodesHelp: {code}"
+            for code in sorted(differing)]
+
+
 def comments():
     """(path, text) of each comment line."""
     marks = {".cc": "//", ".h": "//", ".inc": "//", ".proto": "//",
@@ -313,6 +325,7 @@ def check_docs():
                      for name in NAMED.findall(comment) if name not in ends]
     page = PROTOCOL.read_text()
     offences += check_timeouts(page) + check_run_paths(page)
+    offences += check_exit_help()
     if page != with_tables(page):
         offences.append(f"{PROTOCOL}: a table differs from its source; run "
                         "tests/lint.sh docs --write")
