@@ -10,6 +10,7 @@
 #include <vector>
 
 #include "parallel/planner/placement.h"
+#include "proto/base/status.h"
 #include "proto/control.pb.h"
 #include "proto/wire/protocol.h"
 
@@ -53,17 +54,25 @@ struct CommandReceived {
 // A committed checkpoint whose manifest verified.
 struct CheckpointInfo {
   int64_t step = 0;
-  int64_t generation = 0;  // that wrote it; 0: it was imported
+  // The generation that wrote the checkpoint; 0: it was imported.
+  int64_t generation = 0;
   std::string path;
   // Metrics of the last steps up to and including `step`, in order.
   std::vector<pb::StepMetrics> recent;
 };
 
+// A checkpoint that cannot be used.
+struct InvalidCheckpoint {
+  int64_t step = 0;
+  std::string path;
+  Code code = Code::kCorrupt;
+  std::string why;  // for people; names the checkpoint or a file in it
+};
+
 // The answer to ScanCheckpoints.
 struct CheckpointsScanned {
   std::vector<CheckpointInfo> valid;  // in any order
-  std::vector<std::string> invalid;   // "path: why"
-  std::vector<int64_t> invalid_steps;
+  std::vector<InvalidCheckpoint> invalid;
   int64_t claimed = 0;  // newest generation that claimed the folder
 };
 

@@ -13,11 +13,11 @@ void note_saved(int64_t step, pb::Durable* durable) {
     forgive_checkpoint(step, durable->mutable_refusals());
 }
 
-std::vector<std::string> CheckpointWatch::new_damages(
+std::vector<InvalidCheckpoint> CheckpointWatch::new_damages(
     const CheckpointsScanned& scan) {
-  std::vector<std::string> out;
-  for (const std::string& damage : scan.invalid)
-    if (damages_.insert(damage).second) out.push_back(damage);
+  std::vector<InvalidCheckpoint> out;
+  for (const InvalidCheckpoint& c : scan.invalid)
+    if (damages_.emplace(c.path, c.code).second) out.push_back(c);
   return out;
 }
 
@@ -25,11 +25,9 @@ void CheckpointWatch::go_back(int64_t step, const CheckpointsScanned& scan,
                               pb::Durable* durable) {
   const pb::Refusals& refused = durable->refusals();
   const int64_t saved = durable->saved_step();
-  const auto is_in = [saved](const auto& steps) {
-    return std::find(steps.begin(), steps.end(), saved) != steps.end();
-  };
   const bool is_bad =
-      is_in(scan.invalid_steps) || is_in(refused.checkpoint_steps());
+      std::ranges::count(scan.invalid, saved, &InvalidCheckpoint::step) > 0 ||
+      std::ranges::count(refused.checkpoint_steps(), saved) > 0;
   if (saved <= step && !is_bad) return;
   int64_t newest = 0;
   for (const CheckpointInfo& c : scan.valid)

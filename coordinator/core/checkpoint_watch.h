@@ -61,12 +61,13 @@ class CheckpointWatch {
   void end_generation() { declined_.clear(); }
   void begin_generation() { seen_.clear(); }  // its ranks count from 0
 
-  // Checkpoints that the scan is the first to find damaged, with what is wrong.
-  std::vector<std::string> new_damages(const CheckpointsScanned& scan);
+  // Checkpoints that the scan is the first to find damaged, or to find damaged
+  // in another way.
+  std::vector<InvalidCheckpoint> new_damages(const CheckpointsScanned& scan);
 
  private:
   int64_t newest_step_ = -1;
-  std::set<std::string> damages_;
+  std::set<std::pair<std::string, Code>> damages_;  // by path
   std::string last_error_;
   int64_t failed_ends_ = 0;  // since the newest save
   // The failure that a rank repeats in every report.

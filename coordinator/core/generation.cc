@@ -15,8 +15,8 @@ namespace remesh::core {
 
 void Coordinator::plan(const CheckpointsScanned& scan) {
   ledger_.prove(scan.valid);
-  for (const std::string& damaged : checkpoints_.new_damages(scan))
-    emit(events::kCheckpointDamaged, {.cause = damaged});
+  for (const InvalidCheckpoint& c : checkpoints_.new_damages(scan))
+    emit(events::kCheckpointDamaged, {.cause = c.why});
   const ClusterView now = view();
   const Recovery::Inputs in{.view = now,
                             .ledger = ledger_,

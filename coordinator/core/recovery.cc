@@ -31,7 +31,8 @@ std::string in_memory(const pb::Source& s) {
 // The checkpoints and segments that are damaged, for the reason of a choice.
 std::string damage_text(const Recovery::Inputs& in) {
   constexpr size_t kShown = 4;
-  std::vector<std::string> bad = in.scan.invalid;
+  std::vector<std::string> bad;
+  for (const InvalidCheckpoint& c : in.scan.invalid) bad.push_back(c.why);
   for (const std::string& path : in.view.durable.refusals().checkpoints())
     bad.push_back(path + ": does not load");
   std::string out;
@@ -259,7 +260,7 @@ StateChoice Recovery::saved_end(const Inputs& in) const {
 // none is usable, or existed. Nothing if none ever did.
 std::optional<std::string> Recovery::no_checkpoint(const Inputs& in) const {
   size_t bad = in.scan.invalid.size();
-  std::string first = bad > 0 ? in.scan.invalid.front() : "";
+  std::string first = bad > 0 ? in.scan.invalid.front().why : "";
   for (const CheckpointInfo& c : in.scan.valid) {
     ++bad;
     if (!first.empty()) continue;
@@ -285,8 +286,9 @@ std::optional<std::string> Recovery::no_checkpoint(const Inputs& in) const {
 std::optional<std::string> Recovery::missing_checkpoint(const Inputs& in,
                                                         int64_t chosen) const {
   const int64_t saved = in.view.durable.saved_step();
-  const auto& bad = in.scan.invalid_steps;
-  if (saved <= chosen || std::ranges::find(bad, saved) != bad.end() ||
+  if (saved <= chosen ||
+      std::ranges::count(in.scan.invalid, saved, &InvalidCheckpoint::step) >
+          0 ||
       std::ranges::any_of(in.scan.valid, [&](const CheckpointInfo& c) {
         return c.step == saved;
       }))

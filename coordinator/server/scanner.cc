@@ -47,12 +47,13 @@ Result<core::CheckpointsScanned> scan_checkpoints(FileSystem& fs,
   core::CheckpointsScanned out;
   ASSIGN_OR_RETURN(out.claimed, manifest::claimed(fs, folder));
   for (manifest::Found& f : found) {
-    if (f.status.ok()) f.status = manifest::check_run(f.manifest, run_id);
+    if (f.status.ok())
+      f.status = manifest::check_run(f.manifest, run_id).with_context(f.path);
     if (!f.status.ok()) {
-      const std::string& why = f.status.message();
-      out.invalid.push_back(why.starts_with(f.path) ? why
-                                                    : f.path + ": " + why);
-      out.invalid_steps.push_back(f.step);
+      out.invalid.push_back({.step = f.step,
+                             .path = std::move(f.path),
+                             .code = f.status.code(),
+                             .why = f.status.message()});
       continue;
     }
     core::CheckpointInfo info{.step = f.step,

@@ -388,8 +388,11 @@ core::CheckpointsScanned Cluster::scan() {
     if (saved.ms > listing_ms_ || (saved.ms > listed_ms && step <= told_saved_))
       continue;
     if (damaged_.contains(step)) {
-      s.invalid.push_back(fmt::format("step-{}: checksum differs", step));
-      s.invalid_steps.push_back(step);
+      const std::string path = fmt::format("step-{}", step);
+      s.invalid.push_back(
+          {.step = step, .path = path, .why = path + ": checksum differs"});
+      if (options_.reword)
+        s.invalid.back().why = reworded(s.invalid.back().why);
       continue;
     }
     s.valid.push_back({.step = step,

@@ -58,7 +58,7 @@ TEST(Source, IsTheNewestValidCheckpointThatHasNotFailedToLoad) {
     for (const int64_t step : steps) {
       const std::string path = fmt::format("step-{}", step);
       if (rng() % 4 == 0)
-        scan.invalid.push_back(path + ": checksum differs");
+        scan.invalid.push_back({.step = step, .path = path, .why = "damaged"});
       else
         scan.valid.push_back({.step = step, .path = path, .recent = {}});
     }

@@ -392,7 +392,7 @@ TEST_F(RecoveryTest, RestoresTheNewestCheckpointOfTheJobsOwnBranch) {
 TEST_F(RecoveryTest, NeverUsesInitialWeightsWhileCheckpointsExist) {
   hear_all({"a"});
   EXPECT_EQ(decide(*this, {}, {}).source.kind(), pb::Source::INIT);
-  EXPECT_EQ(decide(*this, {}, {.invalid = {"step-5: truncated"}}).kind,
+  EXPECT_EQ(decide(*this, {}, {.invalid = {{.step = 5}}}).kind,
             Recovery::Decision::Kind::kGiveUp);
   durable.mutable_refusals()->add_checkpoints("step-5");
   const auto d = decide(*this, {}, {.valid = {saved(5)}});

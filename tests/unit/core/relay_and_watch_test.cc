@@ -86,10 +86,20 @@ TEST(CheckpointWatch, ADamagedCheckpointIsNotSaved) {
   CheckpointsScanned scan{.valid = {{.step = 4}, {.step = 8}}};
   watch.go_back(8, scan, &d);
   EXPECT_EQ(d.saved_step(), 8);
-  scan = {.valid = {{.step = 4}}, .invalid_steps = {8}};
+  scan = {.valid = {{.step = 4}}, .invalid = {{.step = 8}}};
   watch.go_back(8, scan, &d);
   EXPECT_EQ(d.saved_step(), 4);
   EXPECT_EQ(watch.newest_step(), 4);
+}
+
+TEST(CheckpointWatch, ADamageIsNewOnceHoweverItIsWorded) {
+  CheckpointWatch watch;
+  InvalidCheckpoint c{.step = 8, .path = "step-8", .why = "8 of 9 bytes"};
+  EXPECT_EQ(watch.new_damages({.invalid = {c}}).size(), 1U);
+  c.why = "7 of 9 bytes";
+  EXPECT_TRUE(watch.new_damages({.invalid = {c}}).empty());
+  c.code = Code::kNotFound;
+  EXPECT_EQ(watch.new_damages({.invalid = {c}}).size(), 1U);
 }
 
 TEST(CheckpointWatch, ACheckpointThatDoesNotLoadIsNotSaved) {

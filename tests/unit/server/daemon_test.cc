@@ -376,7 +376,9 @@ TEST(ScannerTest, ADamagedManifestIsNamedOnce) {
   ASSERT_OK_AND(const auto scan,
                 scan_checkpoints(*posix_file_system(), dir.path(), 0, 0));
   ASSERT_EQ(scan.invalid.size(), 1u);
-  const std::string& text = scan.invalid[0];
+  EXPECT_EQ(scan.invalid[0].path, path);
+  EXPECT_EQ(scan.invalid[0].code, Code::kCorrupt);
+  const std::string& text = scan.invalid[0].why;
   EXPECT_EQ(text.find(path), 0u) << text;
   EXPECT_EQ(text.find(path, 1), std::string::npos) << text;
 }
