@@ -145,14 +145,16 @@ pb::JobStatus StatusReporter::status(const Inputs& in) {
   s.set_job(in.options.job.job().name());
   s.set_state(state_of(d.phase()));
   s.set_detail(detail_of(in));
-  const std::string awaited = in.view.roster.awaited_text(d, in.view.now_ms);
+  const Roster::Awaited awaited = in.view.roster.awaited(d, in.view.now_ms);
   if (d.phase() == pb::Durable::WAITING) {
     s.set_missing_slots(static_cast<int>(in.policy.missing_slots(in.view)));
-    const bool answers = s.detail().empty() && !awaited.empty();
-    s.set_wait_reason(answers ? pb::JobStatus::WORKERS : in.waiting_for.reason);
+    const auto reason = in.waiting_for.reason;
+    const bool answers = reason == pb::JobStatus::NOTHING && awaited.any;
+    s.set_wait_reason(answers ? pb::JobStatus::WORKERS : reason);
   }
-  if (!awaited.empty())
-    s.set_detail(s.detail().empty() ? awaited : s.detail() + "; " + awaited);
+  if (awaited.any)
+    s.set_detail(s.detail().empty() ? awaited.text
+                                    : s.detail() + "; " + awaited.text);
   s.set_generation(d.generation());
   if (d.assignment().ranks_size() > 0)
     *s.mutable_mesh() = d.assignment().mesh();

@@ -394,8 +394,8 @@ bool Roster::inventories_known(int64_t generation, int64_t joined_by_ms) const {
   });
 }
 
-std::string Roster::awaited_text(const pb::Durable& durable,
-                                 int64_t now_ms) const {
+Roster::Awaited Roster::awaited(const pb::Durable& durable,
+                                int64_t now_ms) const {
   constexpr int64_t kSomeTimeMs = 2000;
   std::vector<std::string> all;
   if (isolated_) all.emplace_back("any worker: none is heard");
@@ -405,7 +405,8 @@ std::string Roster::awaited_text(const pb::Durable& durable,
       if (const auto what = m.awaited(durable, name))
         all.push_back(
             fmt::format("{} on {} to {}", name, m.report.host(), *what));
-  return all.empty() ? "" : "waiting for " + join(all);
+  if (all.empty()) return {};
+  return {.any = true, .text = "waiting for " + join(all)};
 }
 
 bool Roster::others_may_return(int64_t wait_ms, int64_t now_ms) const {

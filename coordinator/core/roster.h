@@ -203,9 +203,13 @@ class Roster {
   std::string started_early(const pb::Durable& durable, bool late) const;
   // Of those who had joined by then.
   bool inventories_known(int64_t generation, int64_t joined_by_ms) const;
-  // For whom the phase has waited for some time, and what they have to do; ""
-  // if for nobody.
-  std::string awaited_text(const pb::Durable& durable, int64_t now_ms) const;
+  // Whether the phase has waited for some time for anybody, and what those have
+  // to do.
+  struct Awaited {
+    bool any = false;
+    std::string text;
+  };
+  Awaited awaited(const pb::Durable& durable, int64_t now_ms) const;
   // The step that every rank of the generation has committed; -1 if not all
   // ranks have reported, or if its plan is not known.
   int64_t committed_step(const pb::Durable& durable) const;

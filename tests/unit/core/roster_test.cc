@@ -160,7 +160,7 @@ TEST_F(RosterTest, AMemberThatDoesNotEndItsRanksIsGivenUpMeanwhile) {
   r.set_busy(true);
   EXPECT_TRUE(report_until(&roster_, d, &r, 0, kAwaitedMs).empty());
   EXPECT_FALSE(roster_.all_quiesced(d));
-  EXPECT_EQ(roster_.awaited_text(d, kAwaitedMs),
+  EXPECT_EQ(roster_.awaited(d, kAwaitedMs).text,
             "waiting for a on host-a to end its ranks");
   const auto lost =
       report_until(&roster_, d, &r, kAwaitedMs + 100, 2 * kAwaitedMs);
