@@ -331,7 +331,7 @@ bool Recovery::await_holders(const Inputs& in, const StateChoice& best,
   const size_t before = had_time_.size();
   had_time_.insert(missing.begin(), missing.end());
   if (had_time_.size() > before)
-    awaited_until_ms_ = roster.last_loss_ms() - roster.absent_ms() +
+    awaited_until_ms_ = roster.last_lost_ms() - roster.absent_ms() +
                         job_.elastic().rejoin_wait_ms();
   const int64_t left_ms = time_left_ms(in.view);
   if (best.step >= in.ledger.last_finished() || missing.empty() || left_ms <= 0)

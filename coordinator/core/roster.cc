@@ -251,7 +251,7 @@ void Roster::on_disconnect(const std::string& worker, int64_t now_ms,
 
 void Roster::on_own_absence(int64_t gap_ms) {
   absent_ms_ += gap_ms;
-  last_loss_ms_ += gap_ms;
+  last_lost_ms_ += gap_ms;
   for (auto& [name, m] : members_) {
     m.heard_ms += gap_ms;
     if (m.disconnected_ms >= 0) m.disconnected_ms += gap_ms;
@@ -411,7 +411,7 @@ Roster::Awaited Roster::awaited(const pb::Durable& durable,
 
 bool Roster::others_may_return(int64_t wait_ms, int64_t now_ms) const {
   return awaits_unheard(now_ms) ||
-         (last_loss_ms_ > started_ms_ && now_ms - last_loss_ms_ < wait_ms);
+         (last_lost_ms_ > started_ms_ && now_ms - last_lost_ms_ < wait_ms);
 }
 
 std::string Roster::unreached_text() const {

@@ -121,7 +121,7 @@ class Roster {
   enum class Verdict { kTaken, kStale, kEarlierLife, kNameInUse };
 
   explicit Roster(int64_t now_ms = 0)
-      : last_loss_ms_(now_ms), started_ms_(now_ms) {}
+      : last_lost_ms_(now_ms), started_ms_(now_ms) {}
 
   // Takes the participants of a generation of an earlier life of the
   // coordinator for alive until `until_ms`.
@@ -224,7 +224,7 @@ class Roster {
   int64_t last_join_ms() const { return last_join_ms_; }
   // When expire() last declared a worker dead, at first the start; later by the
   // time in which nobody could be heard since.
-  int64_t last_loss_ms() const { return last_loss_ms_; }
+  int64_t last_lost_ms() const { return last_lost_ms_; }
   bool awaits_unheard(int64_t now_ms) const {
     return now_ms < unheard_until_ms_;
   }
@@ -269,7 +269,7 @@ class Roster {
   bool cut_off_ = false;   // as of the last expire()
   bool isolated_ = false;  // for so long that it was announced
   int64_t last_join_ms_ = 0;
-  int64_t last_loss_ms_ = 0;
+  int64_t last_lost_ms_ = 0;
   int64_t absent_ms_ = 0;
   int64_t started_ms_ = 0;
   int64_t unheard_until_ms_ = 0;

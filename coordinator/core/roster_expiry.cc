@@ -175,7 +175,7 @@ Roster::Changes Roster::expire(const pb::Durable& durable,
       if (!m.death.empty()) {
         changes.push_back(lost(name, m, m.death));
         m.alive = false;
-        last_loss_ms_ = now_ms;
+        last_lost_ms_ = now_ms;
         if (!m.given_up) note_gone(name, now_ms);
       }
     }

@@ -153,7 +153,7 @@ TEST_F(MemoryRecovery, OtherLossesDoNotProlongTheWait) {
   hear_all({"c"}, until_ms - 1);
   roster.on_disconnect("c", 0, "revoked");
   roster.expire(durable, /*dead_after_ms=*/60'000, until_ms - 1);
-  ASSERT_EQ(roster.last_loss_ms(), until_ms - 1);
+  ASSERT_EQ(roster.last_lost_ms(), until_ms - 1);
   EXPECT_FALSE(recovery_.waiting(view(until_ms + 1), {"b"}));
   EXPECT_EQ(decide({"b"}, until_ms + 1).kind, Kind::kRestore);
   // One more that has a part has its time, too.
@@ -172,7 +172,7 @@ TEST_F(MemoryRecovery, AHolderThatIsLostAgainAndAgainProlongsTheWaitOnce) {
     now_ms += wait_ms / 2;
     roster.on_disconnect("a", now_ms, "silent");
     roster.expire(durable, /*dead_after_ms=*/600'000, now_ms);
-    ASSERT_EQ(roster.last_loss_ms(), now_ms);
+    ASSERT_EQ(roster.last_lost_ms(), now_ms);
     kind = decide({"a", "b"}, now_ms).kind;
     if (kind != Kind::kWait) break;
     hear(report("a", 0), now_ms);

@@ -63,7 +63,7 @@ TEST_F(RosterTest, DeclaresDeathBySilenceOrABrokenConnection) {
     const auto changes = roster.expire(d, kDeadMs, limit + 1);
     ASSERT_EQ(changes.size(), 1u);
     EXPECT_EQ(changes[0].kind, Kind::kLost);
-    EXPECT_EQ(roster.last_loss_ms(), limit + 1);
+    EXPECT_EQ(roster.last_lost_ms(), limit + 1);
     EXPECT_TRUE(roster.none_alive());
   }
 }
