@@ -1,4 +1,4 @@
-// Decisions about meshes and states: the mesh policy, recovery and retention.
+// Which mesh a job should have, and when it changes.
 #include <fmt/format.h>
 
 #include <map>
@@ -6,8 +6,6 @@
 #include "coordinator/core/cordons.h"
 #include "coordinator/core/job_shape.h"
 #include "coordinator/core/mesh_policy.h"
-#include "coordinator/core/recovery.h"
-#include "coordinator/core/state_retention.h"
 #include "tests/testing/expect.h"
 #include "tests/testing/llama.h"
 #include "tests/unit/core/builders.h"
@@ -17,18 +15,9 @@ namespace {
 
 struct Fixture : RosterFixture {
   MeshPolicy policy{small_job(), std::nullopt};
-
-  ClusterView view_at(int64_t last_finished, int64_t saved_step) const {
-    return {.roster = roster,
-            .durable = durable,
-            .last_finished = last_finished,
-            .saved_step = saved_step};
-  }
 };
 
 class MeshPolicyTest : public testing::Test, protected Fixture {};
-class RecoveryTest : public MeshPolicyTest {};
-class StateRetentionTest : public MeshPolicyTest {};
 
 int world(const Result<planner::Placement>& placed) {
   return placed.ok() ? placed->layout.world() : 0;
@@ -356,230 +345,6 @@ TEST_F(MeshPolicyTest, RefusesAnImpossibleLayoutOrScale) {
   EXPECT_FALSE(policy.check_scale(view(), 1).ok());
   durable.mutable_mesh_request()->set_scale(1);
   EXPECT_FALSE(policy.check_layout(view(), {.dp = 2}).ok());
-}
-
-// ---------------------------------------------------------------- recovery
-
-CheckpointInfo saved(int64_t step, int64_t generation = 1) {
-  return {.step = step,
-          .generation = generation,
-          .path = "step-" + std::to_string(step)};
-}
-
-Recovery::Decision decide(const Fixture& f, const StepLedger& ledger,
-                          const CheckpointsScanned& scan) {
-  Recovery recovery(small_job(), std::nullopt);
-  const ClusterView view = f.view();
-  return recovery.decide({.view = view,
-                          .ledger = ledger,
-                          .scan = scan,
-                          .policy = f.policy,
-                          .missing_holders = {}},
-                         *f.policy.place(view));
-}
-
-TEST_F(RecoveryTest, RestoresTheNewestCheckpointOfTheJobsOwnBranch) {
-  hear_all({"a"});
-  // Generation 2 continued from step 4 without what generation 1 saved later.
-  const StepLedger ledger(6, {}, {{1, 1}, {2, 5}});
-  const auto d =
-      decide(*this, ledger, {.valid = {saved(4), saved(8), saved(6, 2)}});
-  ASSERT_EQ(d.kind, Recovery::Decision::Kind::kRestore);
-  EXPECT_EQ(d.source.path(), "step-6");
-  EXPECT_EQ(d.generation, 2);
-}
-
-TEST_F(RecoveryTest, NeverUsesInitialWeightsWhileCheckpointsExist) {
-  hear_all({"a"});
-  EXPECT_EQ(decide(*this, {}, {}).source.kind(), pb::Source::INIT);
-  EXPECT_EQ(decide(*this, {}, {.invalid = {{.step = 5}}}).kind,
-            Recovery::Decision::Kind::kGiveUp);
-  durable.mutable_refusals()->add_checkpoints("step-5");
-  const auto d = decide(*this, {}, {.valid = {saved(5)}});
-  ASSERT_EQ(d.kind, Recovery::Decision::Kind::kGiveUp);
-  EXPECT_HAS(d.why.value(), "step-5: does not load");
-}
-
-TEST_F(RecoveryTest, RefusesAMemorySourceOnlyWhileAllOfItIsThere) {
-  durable = running({"a"});
-  pb::Source* source = durable.mutable_assignment()->mutable_source();
-  merge_text(
-      "kind: MEMORY step: 3 "
-      "states { worker: 'a' generation: 1 step: 3 rank: 0 }",
-      source);
-  hear_all({"a"});
-  pb::Refusals refused;
-  refuse_source(*source, roster, &refused);
-  EXPECT_EQ(refused.states_size(), 0) << "the worker lost it";
-  pb::Report r = report("a", 0);
-  *r.add_holdings() = source->states(0);
-  hear(r);
-  refuse_source(*source, roster, &refused);
-  EXPECT_EQ(refused.states_size(), 1);
-  EXPECT_EQ(lost_source(view(), false), "");
-  EXPECT_TRUE(source_is_there(roster, *source));
-  roster.expire(durable, 10, 1000);
-  EXPECT_EQ(lost_source(view(), true), "a");
-  pb::Report restarted = report("a", 0, 2);
-  hear(restarted);
-  EXPECT_EQ(lost_source(view(), false), "") << "it may still list the state";
-  EXPECT_FALSE(source_is_there(roster, *source));
-  restarted.set_has_inventory(true);
-  hear(restarted);
-  EXPECT_EQ(lost_source(view(), true), "a");
-  EXPECT_FALSE(forgive_source(*source, "b", &refused)) << "b had no part of it";
-  EXPECT_TRUE(forgive_source(*source, "a", &refused));
-  EXPECT_EQ(refused.states_size(), 0);
-  EXPECT_FALSE(forgive_source(*source, "a", &refused));
-}
-
-TEST_F(RecoveryTest, WaitsForTheAnswerOfEveryHolderBeforeASourceIsRefused) {
-  durable = running({"a"});
-  for (const char* holder : {"a", "b"})
-    durable.mutable_assignment()->mutable_source()->add_states()->set_worker(
-        holder);
-  hear_all({"a", "b"});
-  roster.begin_phase();
-  pb::Report ended = report("a", 0);
-  merge_text("generation: 1 state: QUIESCED", &ended);
-  hear(ended);
-  EXPECT_FALSE(holders_answered(view())) << "b is silent";
-  hear(report("b", 0));
-  EXPECT_FALSE(holders_answered(view())) << "this one may be an old one";
-  hear(report("b", 0));
-  EXPECT_TRUE(holders_answered(view()));
-  roster.begin_phase();
-  EXPECT_FALSE(holders_answered(view()));
-  for (const char* holder : {"a", "b"})
-    roster.on_disconnect(holder, 0, "revoked");
-  roster.expire(durable, 10, 1000);
-  EXPECT_TRUE(holders_answered(view())) << "nobody will answer";
-}
-
-// --------------------------------------------------------------- retention
-
-TEST_F(StateRetentionTest, TheSourceIsNeededUntilALaterStepIsCommitted) {
-  durable = running({"a"});
-  merge_text("source { kind: MEMORY step: 3 states { worker: 'b' } }",
-             durable.mutable_assignment());
-  hear(running_report("a", 0, 0, 2));
-  hear(report("b", 0));
-  roster.drain("b");
-  StateRetention retention(small_job().elastic(), /*keeps_state=*/true);
-  const auto needs_b = [&] {
-    retention.observe(view());
-    return retention.needs_memory_of(view_at(3, -1), policy, "b");
-  };
-  EXPECT_TRUE(needs_b());
-  EXPECT_EQ(retention.missing_holders(view()), std::set<std::string>{});
-  hear(running_report("a", 0, 0, 4));
-  EXPECT_FALSE(needs_b());
-  retention.begin_generation();
-  EXPECT_FALSE(StateRetention(small_job().elastic(), false)
-                   .needs_memory_of(view_at(3, -1), policy, "b"));
-}
-
-// Another worker's copy of the state is what protects it until then, and a
-// worker that was just fenced has not listed its states yet.
-TEST_F(StateRetentionTest, AWorkerWithoutAnInventoryIsNeeded) {
-  durable = running({"a"});
-  merge_text("source { kind: MEMORY step: 3 states { worker: 'a' } }",
-             durable.mutable_assignment());
-  hear(running_report("a", 0, 0, 2));
-  pb::Report r = report("b", 0);
-  r.clear_has_inventory();
-  hear(r);
-  const StateRetention retention(small_job().elastic(), true);
-  EXPECT_TRUE(retention.needs_memory_of(view_at(3, -1), policy, "b"));
-  r.set_has_inventory(true);
-  hear(r);
-  EXPECT_FALSE(retention.needs_memory_of(view_at(3, -1), policy, "b"));
-}
-
-// Step 9 may become complete when a missing worker returns.
-TEST_F(StateRetentionTest,
-       AStateNewerThanTheSourceIsNeededUntilAStepIsFinished) {
-  durable = running({"a"});
-  merge_text("source { kind: CHECKPOINT step: 3 }",
-             durable.mutable_assignment());
-  hear(running_report("a", 0, 0, 3));
-  pb::Report r = report("b", 0);
-  merge_text("has_inventory: true holdings { step: 3 }", &r);
-  hear(r);
-  StateRetention retention(small_job().elastic(), true);
-  const auto needs_b = [&] {
-    retention.observe(view());
-    return retention.needs_memory_of(view_at(3, 3), policy, "b");
-  };
-  EXPECT_FALSE(needs_b());
-  r.add_holdings()->set_step(9);
-  hear(r);
-  EXPECT_TRUE(needs_b());
-  hear(running_report("a", 0, 0, 4));
-  EXPECT_FALSE(needs_b());
-}
-
-// The numbers of the last steps are heard late, or never.
-TEST_F(StateRetentionTest, AStateBeyondTheKnownStepsIsNeeded) {
-  durable.set_phase(pb::Durable::WAITING);
-  pb::Report r = report("a", 0);
-  merge_text("has_inventory: true holdings { step: 9 }", &r);
-  hear(r);
-  const StateRetention retention(small_job().elastic(), true);
-  EXPECT_TRUE(retention.needs_memory_of(view_at(3, 5), policy, "a"));
-  EXPECT_FALSE(retention.needs_memory_of(view_at(3, 9), policy, "a"));
-}
-
-// After steps were lost nobody has the last finished one.
-TEST_F(StateRetentionTest, LostStepsAreNotUnsaved) {
-  durable.set_phase(pb::Durable::WAITING);
-  pb::Report r = report("a", 0);
-  merge_text("has_inventory: true holdings { step: 92 } holdings { step: 93 }",
-             &r);
-  hear(r);
-  const StateRetention retention(small_job().elastic(), true);
-  EXPECT_FALSE(retention.must_save_before_stop(view_at(190, 93), policy));
-  EXPECT_FALSE(retention.needs_memory_of(view_at(190, 93), policy, "a"));
-  EXPECT_EQ(retention.only_in_memory(view_at(190, 93)), "");
-  EXPECT_TRUE(retention.must_save_before_stop(view_at(190, 92), policy));
-  EXPECT_TRUE(retention.needs_memory_of(view_at(190, 92), policy, "a"));
-  EXPECT_EQ(retention.only_in_memory(view_at(190, 92)),
-            "step 93 is in no checkpoint, but in the memory of a");
-}
-
-TEST_F(StateRetentionTest, AStopSavesStepsThatAreInMemoryOnly) {
-  pb::Report r = report("a", 0);
-  r.add_holdings()->set_step(9);
-  hear(r);
-  const StateRetention retention(small_job().elastic(), true);
-  EXPECT_TRUE(retention.must_save_before_stop(view_at(9, 5), policy));
-  EXPECT_FALSE(retention.must_save_before_stop(view_at(9, 9), policy));
-}
-
-// The daemon that holds the last steps is restarted, or the coordinator.
-TEST_F(StateRetentionTest, AStopWaitsForThoseWhoHoldStepsThatAreNotSaved) {
-  durable = running({"a"}, pb::Durable::WAITING);
-  const StateRetention retention(small_job().elastic(), true);
-  ClusterView v = view_at(9, 5);
-  const auto must_save = [&] {
-    return retention.must_save_before_stop(v, policy);
-  };
-  v.now_ms = small_job().elastic().rejoin_wait_ms() - 1;
-  EXPECT_FALSE(must_save());
-  EXPECT_TRUE(retention.awaits_unsaved_steps(v));
-  v.now_ms += 1;
-  EXPECT_FALSE(retention.awaits_unsaved_steps(v)) << "it does not return";
-  pb::Report r = report("a", 0);
-  hear(r);
-  EXPECT_TRUE(must_save()) << "it has not said what it holds";
-  merge_text("has_inventory: true holdings { step: 9 }", &r);
-  hear(r);
-  EXPECT_TRUE(must_save());
-  r.mutable_holdings(0)->set_step(5);
-  hear(r);
-  v.now_ms = 0;
-  EXPECT_FALSE(must_save());
-  EXPECT_FALSE(retention.awaits_unsaved_steps(v)) << "it has lost them";
 }
 
 }  // namespace

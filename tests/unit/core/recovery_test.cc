@@ -1,6 +1,6 @@
-// Which state a generation starts from when the newest one is in the memory of
-// workers: from there, after a wait for one that may return, or through a
-// rescue.
+// Which state a generation starts from: when the newest one is in the memory of
+// workers, from there, after a wait for one that may return, or through a
+// rescue; otherwise from a checkpoint.
 #include "coordinator/core/recovery.h"
 
 #include <set>
@@ -342,6 +342,105 @@ TEST_F(MemoryRecovery, ACommittedCheckpointThatIsNotListedIsLookedForAgain) {
   ASSERT_EQ(late.kind, Kind::kRestore);
   EXPECT_EQ(late.source.path(), "step-5");
   EXPECT_HAS(late.source.reason(), "step 8 was committed");
+}
+
+// Without states in memory: from checkpoints, or as the source was refused.
+class RecoveryTest : public ::testing::Test, protected RosterFixture {
+ protected:
+  static CheckpointInfo saved(int64_t step, int64_t generation = 1) {
+    return {.step = step,
+            .generation = generation,
+            .path = "step-" + std::to_string(step)};
+  }
+  Recovery::Decision decide(const StepLedger& ledger,
+                            const CheckpointsScanned& scan) {
+    const MeshPolicy policy(small_job(), std::nullopt);
+    Recovery recovery(small_job(), std::nullopt);
+    const ClusterView now = view();
+    return recovery.decide({.view = now,
+                            .ledger = ledger,
+                            .scan = scan,
+                            .policy = policy,
+                            .missing_holders = {}},
+                           *policy.place(now));
+  }
+};
+
+TEST_F(RecoveryTest, RestoresTheNewestCheckpointOfTheJobsOwnBranch) {
+  hear_all({"a"});
+  // Generation 2 continued from step 4 without what generation 1 saved later.
+  const StepLedger ledger(6, {}, {{1, 1}, {2, 5}});
+  const auto d = decide(ledger, {.valid = {saved(4), saved(8), saved(6, 2)}});
+  ASSERT_EQ(d.kind, Recovery::Decision::Kind::kRestore);
+  EXPECT_EQ(d.source.path(), "step-6");
+  EXPECT_EQ(d.generation, 2);
+}
+
+TEST_F(RecoveryTest, NeverUsesInitialWeightsWhileCheckpointsExist) {
+  hear_all({"a"});
+  EXPECT_EQ(decide({}, {}).source.kind(), pb::Source::INIT);
+  EXPECT_EQ(decide({}, {.invalid = {{.step = 5}}}).kind,
+            Recovery::Decision::Kind::kGiveUp);
+  durable.mutable_refusals()->add_checkpoints("step-5");
+  const auto d = decide({}, {.valid = {saved(5)}});
+  ASSERT_EQ(d.kind, Recovery::Decision::Kind::kGiveUp);
+  EXPECT_HAS(d.why.value(), "step-5: does not load");
+}
+
+TEST_F(RecoveryTest, RefusesAMemorySourceOnlyWhileAllOfItIsThere) {
+  durable = running({"a"});
+  pb::Source* source = durable.mutable_assignment()->mutable_source();
+  merge_text(
+      "kind: MEMORY step: 3 "
+      "states { worker: 'a' generation: 1 step: 3 rank: 0 }",
+      source);
+  hear_all({"a"});
+  pb::Refusals refused;
+  refuse_source(*source, roster, &refused);
+  EXPECT_EQ(refused.states_size(), 0) << "the worker lost it";
+  pb::Report r = report("a", 0);
+  *r.add_holdings() = source->states(0);
+  hear(r);
+  refuse_source(*source, roster, &refused);
+  EXPECT_EQ(refused.states_size(), 1);
+  EXPECT_EQ(lost_source(view(), false), "");
+  EXPECT_TRUE(source_is_there(roster, *source));
+  roster.expire(durable, 10, 1000);
+  EXPECT_EQ(lost_source(view(), true), "a");
+  pb::Report restarted = report("a", 0, 2);
+  hear(restarted);
+  EXPECT_EQ(lost_source(view(), false), "") << "it may still list the state";
+  EXPECT_FALSE(source_is_there(roster, *source));
+  restarted.set_has_inventory(true);
+  hear(restarted);
+  EXPECT_EQ(lost_source(view(), true), "a");
+  EXPECT_FALSE(forgive_source(*source, "b", &refused)) << "b had no part of it";
+  EXPECT_TRUE(forgive_source(*source, "a", &refused));
+  EXPECT_EQ(refused.states_size(), 0);
+  EXPECT_FALSE(forgive_source(*source, "a", &refused));
+}
+
+TEST_F(RecoveryTest, WaitsForTheAnswerOfEveryHolderBeforeASourceIsRefused) {
+  durable = running({"a"});
+  for (const char* holder : {"a", "b"})
+    durable.mutable_assignment()->mutable_source()->add_states()->set_worker(
+        holder);
+  hear_all({"a", "b"});
+  roster.begin_phase();
+  pb::Report ended = report("a", 0);
+  merge_text("generation: 1 state: QUIESCED", &ended);
+  hear(ended);
+  EXPECT_FALSE(holders_answered(view())) << "b is silent";
+  hear(report("b", 0));
+  EXPECT_FALSE(holders_answered(view())) << "this one may be an old one";
+  hear(report("b", 0));
+  EXPECT_TRUE(holders_answered(view()));
+  roster.begin_phase();
+  EXPECT_FALSE(holders_answered(view()));
+  for (const char* holder : {"a", "b"})
+    roster.on_disconnect(holder, 0, "revoked");
+  roster.expire(durable, 10, 1000);
+  EXPECT_TRUE(holders_answered(view())) << "nobody will answer";
 }
 
 }  // namespace
