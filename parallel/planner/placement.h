@@ -125,7 +125,8 @@ int64_t missing_slots(const PlacementRequest& request);
 // Fails: invalid_argument when the request can never be met (bad degrees, two
 // workers with one name, dp above the number of microbatches, a model that
 // cannot be sharded that way, max_slots below min_slots), exhausted when there
-// are too few slots now, or too little memory.
+// are too few slots now, too little memory, or no mesh of the slots offered
+// that runs the job.
 Result<Placement> place_mesh(const PlacementRequest& request);
 
 }  // namespace remesh::planner
