@@ -2,6 +2,8 @@
 
 #include <fmt/format.h>
 
+#include "tests/testing/event_fields.h"
+
 namespace remesh::e2e {
 
 std::unique_ptr<testing::TinyData> E2e::data_;
@@ -20,6 +22,11 @@ Cluster& E2e::make(const Settings& job) {
 
 void E2e::check_nothing_left() {
   if (!cluster_) return;
+  for (const Json& event : cluster_->events()) {
+    std::vector<std::string> fields;
+    for (const auto& [key, value] : event.items()) fields.push_back(key);
+    EXPECT_EQ(undeclared_fields(event.value("event", ""), fields), "") << event;
+  }
   if (!HasFailure())
     for (const std::string& left : cluster_->leftovers())
       ADD_FAILURE() << "left behind: " << left;

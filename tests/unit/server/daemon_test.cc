@@ -23,6 +23,7 @@
 #include "proto/base/clock.h"
 #include "proto/wire/channel.h"
 #include "proto/wire/key_choice.h"
+#include "tests/testing/event_fields.h"
 #include "tests/testing/expect.h"
 #include "tests/testing/hooked_file_system.h"
 #include "tests/testing/resolved_job.h"
@@ -397,6 +398,7 @@ TEST(ScannerTest, AFolderThatCannotBeListedGivesNoAnswer) {
   const auto note = scanner.take_error();
   ASSERT_TRUE(note.has_value());
   EXPECT_EQ(note->event(), "scan_failed");
+  EXPECT_EQ(undeclared_fields(*note), "");
   EXPECT_HAS(note->cause(), folder);
   // Once it can be, there is one.
   fs::remove(folder);

@@ -7,7 +7,9 @@
 #include <filesystem>
 #include <fstream>
 
+#include "coordinator/rundir/lines.h"
 #include "proto/rundir/paths.h"
+#include "tests/testing/event_fields.h"
 #include "tests/testing/expect.h"
 #include "tests/testing/files.h"
 #include "tests/testing/temp_dir.h"
@@ -188,6 +190,8 @@ TEST_F(RunFilesTest, WhatSomebodyRemovesIsWrittenAgain) {
   EXPECT_NE(events[1].find("journal, metrics.jsonl, events.jsonl, job.toml"),
             std::string::npos)
       << events[1];
+  for (const std::string& line : events)
+    EXPECT_EQ(undeclared_fields(rundir::parse_event_line(line).value()), "");
   ASSERT_OK_AND(const pb::Durable found,
                 read_journal(*older_.fs, rundir::journal_path(run_)));
   EXPECT_EQ(found.generation(), 7);
