@@ -404,11 +404,13 @@ TEST_F(WorkerTest, ATemporaryRefusalKeepsTheWorkerWaiting) {
   const auto server = wire::Server::bind("tcp://127.0.0.1:0", std::nullopt);
   ASSERT_OK(server);
   start((*server)->address(), "a");
+  int refusals = 0;
   const auto refused_and_said = [&] {
     const auto m = (*server)->receive();
     if (m && m->envelope.has_report()) {
       pb::Envelope no;
-      no.mutable_refusal()->set_reason("a live worker has this name");
+      no.mutable_refusal()->set_reason("a live worker has this name, " +
+                                       std::to_string(++refusals));
       no.mutable_refusal()->set_kind(pb::Refusal::RETRY);
       (void)(*server)->send(m->peer, no);
     }
@@ -418,6 +420,10 @@ TEST_F(WorkerTest, ATemporaryRefusalKeepsTheWorkerWaiting) {
            log.find("a live worker has this name", said) != std::string::npos;
   };
   ASSERT_TRUE(eventually(refused_and_said));
+  EXPECT_GT(refusals, 1);
+  const std::string log = output("a");
+  EXPECT_EQ(log.find("refused reason="), log.rfind("refused reason="))
+      << "the log has one, however they are worded: " << log;
   testing::send_signal(pids_["a"], SIGTERM);
   EXPECT_EQ(wait("a"), 0);
 }

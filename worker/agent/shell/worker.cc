@@ -220,8 +220,7 @@ void Worker::on_message() {
       feed(FenceOutReceived{std::move(*envelope->mutable_fence_out())});
     } else if (envelope->has_refusal()) {
       const pb::Refusal& no = envelope->refusal();
-      if (std::exchange(refusal_, no.reason()) != no.reason())
-        log_->warn("refused", {{"reason", no.reason()}});
+      note_refusal(no.kind(), no.reason());
       feed(Refused{.reason = why_refused(address_, no, options_.job),
                    .kind = no.kind()});
     }
@@ -238,6 +237,7 @@ void Worker::on_directive(const pb::Directive& directive) {
   if (counts) {
     heard_ms_ = answered_ms_ = monotonic_ms();
     refusal_.clear();
+    refused_.reset();
     coordinator_.set_run(directive.run_dir());
     be_as_patient(directive.dead_after_ms());
   }

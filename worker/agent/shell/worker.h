@@ -104,6 +104,7 @@ class Worker {
   void on_lookup(const RunLookup& lookup, int64_t now_ms);
   void check_wire_version();
   void check_key();
+  void note_refusal(pb::Refusal::Kind kind, const std::string& reason);
 
   // Passes an event to the core, after the one being handled if there is one.
   void feed(Event event);
@@ -170,8 +171,10 @@ class Worker {
   std::optional<int> exit_code_;
   std::string exit_message_;
   std::string foreign_job_;  // last job refused, to log it once
-  std::string refusal_;      // since the last directive, likewise
-  std::string dropped_;      // why the last directive was, likewise
+  std::string refusal_;      // since the last directive; "": none
+  // Its kind, to log each once.
+  std::optional<pb::Refusal::Kind> refused_;
+  std::string dropped_;  // why the last directive was, likewise
 
   static constexpr int kIdleTickMs = 50;
 };

@@ -214,12 +214,18 @@ void Worker::check_wire_version() {
 void Worker::check_key() {
   if (!client_ || !client_->refused()) return;
   const std::string reason = client_->trouble();
-  if (std::exchange(refusal_, reason) != reason)
-    log_->warn("refused", {{"reason", reason}});
   // Whoever has the address can refuse, with the coordinator's key or without,
   // so it counts as the coordinator of another job.
+  note_refusal(pb::Refusal::OTHER_JOB, reason);
   feed(Refused{.reason = fmt::format("{}: {}", address_, reason),
                .kind = pb::Refusal::OTHER_JOB});
+}
+
+// It is repeated for each report: the log has each kind once.
+void Worker::note_refusal(pb::Refusal::Kind kind, const std::string& reason) {
+  refusal_ = reason;
+  if (std::exchange(refused_, kind) != kind)
+    log_->warn("refused", {{"reason", reason}});
 }
 
 }  // namespace remesh::agent
