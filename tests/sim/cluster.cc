@@ -8,7 +8,7 @@
 #include "coordinator/core/job_shape.h"
 #include "proto/base/rng.h"
 #include "tests/sim/parts.h"
-#include "tests/sim/sentences.h"
+#include "tests/testing/sentences.h"
 
 namespace remesh::sim {
 namespace {

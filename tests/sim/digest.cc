@@ -5,7 +5,7 @@
 
 #include "proto/base/rng.h"
 #include "tests/sim/cluster.h"
-#include "tests/sim/sentences.h"
+#include "tests/testing/sentences.h"
 
 namespace remesh::sim {
 namespace {

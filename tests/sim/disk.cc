@@ -10,7 +10,7 @@
 
 #include "tests/sim/cluster.h"
 #include "tests/sim/parts.h"
-#include "tests/sim/sentences.h"
+#include "tests/testing/sentences.h"
 
 namespace remesh::sim {
 namespace {

@@ -13,8 +13,8 @@
 #include "proto/base/rank_request.h"
 #include "tests/sim/cluster.h"
 #include "tests/sim/parts.h"
-#include "tests/sim/sentences.h"
 #include "tests/testing/event_fields.h"
+#include "tests/testing/sentences.h"
 
 namespace remesh::sim {
 namespace {

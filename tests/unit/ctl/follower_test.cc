@@ -3,17 +3,24 @@
 
 #include <gtest/gtest.h>
 
+#include <fstream>
 #include <functional>
 #include <memory>
 #include <optional>
+#include <tuple>
 #include <utility>
+#include <vector>
 
+#include "coordinator/rundir/lines.h"
 #include "coordinator/rundir/run_dir.h"
 #include "proto/base/file_system.h"
+#include "proto/rundir/paths.h"
 #include "proto/wire/channel.h"
 #include "tests/testing/expect.h"
 #include "tests/testing/files.h"
 #include "tests/testing/process.h"
+#include "tests/testing/sentences.h"
+#include "tests/testing/text_message.h"
 
 namespace remesh::ctl {
 namespace {
@@ -84,6 +91,46 @@ TEST_F(FollowerTest, ADeclinedStopIsSeenInTheStatus) {
   ASSERT_TRUE(eventually([&] { return !follower_->has_workers(); }));
   EXPECT_TRUE(follower_->stop_declined());
   EXPECT_FALSE(follower_->stop_declined()) << "said once";
+}
+
+// They may be worded in another way by the next release.
+TEST_F(FollowerTest, SentencesDecideNothing) {
+  std::vector<std::tuple<pb::JobStatus::State, bool, bool, bool>> seen;
+  const auto as_it_is = [](const std::string& sentence) { return sentence; };
+  for (const std::function<std::string(const std::string&)>& words :
+       {std::function(as_it_is), std::function(reworded)}) {
+    follower_.emplace(pb::Job(), dir_.path(), &screen_);
+    follower_->await_stop();
+    const wire::Received question = asked();
+    pb::Envelope e;
+    e.mutable_reply()->set_id(question.envelope.command().id());
+    merge_text(
+        "state: WAITING detail: 'too few slots: 1 offered' missing_slots: 2 "
+        "wait_reason: WORKERS stop_requested: true problems { text: 'full' } "
+        "workers { state: DEAD cordoned: 'no room' }",
+        e.mutable_reply()->mutable_status());
+    for_each_sentence(&e, words);
+    (void)server_->send(question.peer, e);
+    EXPECT_TRUE(eventually([&] { return follower_->lacks_slots(); }));
+    std::ofstream events(rundir::events_path(dir_.path()), std::ios::app);
+    for (const char* text :
+         {"event: 'waiting' detail: 'too few slots: 1 offered'",
+          "event: 'stop_declined' cause: 'no space left on device'",
+          "event: 'job_failed' cause: 'no luck' detail: 'w1 was not "
+          "reached'"}) {
+      auto event = text_message<pb::EventRecord>(text);
+      for_each_sentence(&event, words);
+      events << rundir::event_line(event) << std::endl;
+    }
+    poll();
+    EXPECT_EQ(follower_->reason(), words("no luck"));
+    ASSERT_TRUE(rundir::end_of_run(dir_.path()).has_value());
+    EXPECT_EQ(rundir::end_of_run(dir_.path())->outcome, follower_->outcome());
+    seen.emplace_back(follower_->outcome(), follower_->lacks_slots(),
+                      follower_->has_workers(), follower_->stop_declined());
+  }
+  EXPECT_EQ(seen[0], std::tuple(pb::JobStatus::FAILED, true, false, true));
+  EXPECT_EQ(seen[0], seen[1]);
 }
 
 }  // namespace

@@ -14,6 +14,7 @@
 #include "coordinator/rundir/run_dir.h"
 #include "tests/testing/expect.h"
 #include "tests/testing/files.h"
+#include "tests/testing/sentences.h"
 #include "tests/testing/text_message.h"
 
 namespace remesh::ctl {
@@ -494,6 +495,53 @@ TEST_F(RenderTest, StatusJsonHasHostAndPidOfEveryDaemonAndRank) {
   EXPECT_TRUE(none["mesh"].is_null());
   EXPECT_TRUE(none["loss"].is_null());
   EXPECT_TRUE(none["workers"].empty());
+}
+
+void erase_sentences(nlohmann::json* j) {
+  if (j->is_object()) {
+    j->erase("problems");  // a list of them
+    for (auto it = j->begin(); it != j->end();)
+      it = is_sentence(it.key()) ? j->erase(it) : std::next(it);
+  }
+  if (j->is_structured())
+    for (nlohmann::json& member : *j) erase_sentences(&member);
+}
+
+// They may be worded in another way by the next release.
+TEST_F(RenderTest, SentencesDecideNothing) {
+  pb::JobStatus s = status();
+  merge_text(R"(
+      detail: "too few slots: 1 offered" prediction: "0.1 s a step"
+      cordons { host: "h" reason: "no room there" failures: 2 }
+      problems { text: "journal: the disk is full" seconds: 3 }
+      workers {
+        name: "w2" cordoned: "no room there"
+        ranks { doing: "step 3" error: "memory of w1" checkpoint_error: "full" }
+      }
+      events {
+        event: "mesh" source: "initial weights" source_kind: MEMORY
+        detail: "2 of 2 slots"
+      }
+      events { event: "failure" cause: "silent for 2 s" last_log: "killed" })",
+             &s);
+  for (const auto state : {pb::JobStatus::WAITING, pb::JobStatus::FAILED}) {
+    s.set_state(state);
+    s.set_wait_reason(pb::JobStatus::ROOM_TO_SAVE);
+    pb::JobStatus other = s;
+    for_each_sentence(&other, reworded);
+    auto j = nlohmann::json::parse(status_json(s, {}));
+    auto k = nlohmann::json::parse(status_json(other, {}));
+    EXPECT_NE(j, k);
+    EXPECT_EQ(j["problems"].size(), k["problems"].size());
+    erase_sentences(&j);
+    erase_sentences(&k);
+    EXPECT_EQ(j, k);
+    EXPECT_EQ(state_text(s), state_text(other));
+  }
+  // What is shown differs by the sentences alone.
+  pb::EventRecord mesh = s.events(1);
+  for_each_sentence(&mesh, reworded);
+  EXPECT_HAS(event_text(mesh), "from memory");
 }
 
 TEST(Render, AScreenIsCutToTheTerminal) {

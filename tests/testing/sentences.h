@@ -7,7 +7,10 @@
 #include <functional>
 #include <string>
 
-namespace remesh::sim {
+namespace remesh {
+
+// Whether a field of that name is a sentence.
+bool is_sentence(const std::string& field);
 
 // Replaces every sentence in the message, at any depth, by f of it.
 void for_each_sentence(google::protobuf::Message* message,
@@ -28,4 +31,4 @@ std::string reworded(const std::string& sentence);
 // As it was before, or the sentence itself.
 std::string original(const std::string& sentence);
 
-}  // namespace remesh::sim
+}  // namespace remesh

@@ -1,4 +1,4 @@
-#include "tests/sim/sentences.h"
+#include "tests/testing/sentences.h"
 
 #include <google/protobuf/io/coded_stream.h>
 #include <google/protobuf/io/zero_copy_stream_impl_lite.h>
@@ -8,7 +8,7 @@
 
 #include "proto/base/check.h"
 
-namespace remesh::sim {
+namespace remesh {
 namespace {
 
 using google::protobuf::FieldDescriptor;
@@ -22,6 +22,10 @@ const std::set<std::string> kSentences = {
     "text"};
 
 }  // namespace
+
+bool is_sentence(const std::string& field) {
+  return kSentences.contains(field);
+}
 
 void for_each_sentence(
     Message* m, const std::function<std::string(const std::string&)>& f) {
@@ -37,7 +41,7 @@ void for_each_sentence(
                               : r->MutableMessage(m, field),
                           f);
       } else if (field->cpp_type() == FieldDescriptor::CPPTYPE_STRING &&
-                 kSentences.contains(field->name())) {
+                 is_sentence(field->name())) {
         if (field->is_repeated())
           r->SetRepeatedString(m, field, i,
                                f(r->GetRepeatedString(*m, field, i)));
@@ -68,4 +72,4 @@ std::string original(const std::string& sentence) {
   return {sentence.rbegin(), sentence.rend() - 1};
 }
 
-}  // namespace remesh::sim
+}  // namespace remesh
