@@ -15,11 +15,11 @@ inline ModelConfig random_config(std::mt19937& random) {
   };
   ModelConfig c;
   c.n_kv_heads = pick({1, 2, 4});
-  c.n_heads = c.n_kv_heads * pick({1, 2});
-  c.dim = c.n_heads * pick({2, 4});
-  c.n_layers = pick({2, 3, 5});
-  c.hidden_dim = pick({9, 16});
-  c.vocab_size = pick({17, 31});
+  c.n_heads = c.n_kv_heads * pick({1, 2, 4});
+  c.dim = c.n_heads * pick({2, 4, 6});
+  c.n_layers = pick({1, 2, 3, 5, 7});
+  c.hidden_dim = pick({9, 16, 37});
+  c.vocab_size = pick({17, 31, 32});
   c.tie_embeddings = random() % 2 == 0;
   // Of other numbers, so that a seed goes on to mean the same sizes and mesh.
   std::mt19937 more = random;

@@ -9,25 +9,11 @@
 #include "tests/testing/initial_value.h"
 #include "tests/testing/llama.h"
 #include "tests/testing/pieces.h"
+#include "tests/testing/random_mesh.h"
 #include "tests/testing/seed.h"
 
 namespace remesh::geometry {
 namespace {
-
-ModelConfig random_config(std::mt19937& random) {
-  const auto pick = [&](std::initializer_list<int64_t> v) {
-    return *(v.begin() + static_cast<int64_t>(random() % v.size()));
-  };
-  ModelConfig c;
-  c.n_kv_heads = pick({1, 2, 4});
-  c.n_heads = c.n_kv_heads * pick({1, 2, 4});
-  c.dim = c.n_heads * pick({2, 6, 8});
-  c.n_layers = pick({1, 2, 5, 7});
-  c.hidden_dim = pick({9, 16, 37});
-  c.vocab_size = pick({17, 32, 257});
-  c.tie_embeddings = random() % 2 == 0;
-  return c;
-}
 
 // How often each element of each parameter is held.
 using Counts = std::vector<std::vector<int>>;
