@@ -91,14 +91,17 @@ std::vector<pb::EventRecord> start_events(const Options& options,
 
 pb::EventRecord mesh_event(const pb::Assignment& next,
                            const std::optional<pb::Mesh>& before,
-                           int64_t lost_steps, const std::string& why) {
+                           int64_t last_finished, const std::string& why) {
   pb::EventRecord e =
       event(events::kMesh, {.detail = why + "; " + next.source().reason()});
   *e.mutable_mesh() = next.mesh();
   if (before) *e.mutable_from() = *before;
   e.set_source(source_text(next.source()));
   e.set_source_kind(next.source().kind());
-  e.set_lost_steps(lost_steps);
+  // A state in memory may have steps that are not finished yet.
+  const int64_t step = next.source().step();
+  e.set_step(std::max(last_finished, step));
+  e.set_lost_steps(std::max<int64_t>(0, last_finished - step));
   return e;
 }
 

@@ -35,7 +35,7 @@ std::vector<pb::EventRecord> start_events(const Options& options,
 // before: the mesh that this one replaces. why: of its placement.
 pb::EventRecord mesh_event(const pb::Assignment& next,
                            const std::optional<pb::Mesh>& before,
-                           int64_t lost_steps, const std::string& why);
+                           int64_t last_finished, const std::string& why);
 // The first step of a generation.
 pb::EventRecord training_event(const ClusterView& view, int64_t step,
                                const StepTimes::Pause& before);

@@ -126,13 +126,15 @@ std::optional<pb::Mesh> mesh_before(const pb::Durable& durable,
   return std::nullopt;
 }
 
-void add_past_steps(const std::vector<pb::StepMetrics>& recent,
+void add_past_steps(const StepLedger& ledger, int64_t generation,
+                    const std::vector<CheckpointInfo>& checkpoints,
                     pb::Assignment* a) {
   // Their losses say nothing of what is a spike on these data.
   const pb::Job& job = a->job();
   const int64_t on_other_data =
       -(job.data().sequence_offset() / job.train().global_batch_size());
-  for (const pb::StepMetrics& m : recent) {
+  for (const pb::StepMetrics& m :
+       ledger.before(generation, a->source().step(), checkpoints)) {
     if (m.step() <= on_other_data) continue;
     pb::Assignment::PastStep* step = a->add_past_steps();
     step->set_loss(m.loss());

@@ -51,12 +51,12 @@ std::optional<geometry::Layout> adopt_plan(Plan plan, const pb::Job& job,
 std::optional<pb::Mesh> mesh_before(const pb::Durable& durable,
                                     const StepLedger& ledger);
 
-// Gives the generation the recorded steps up to its source. If it continues
-// from another branch, the last of them are not those of its own history.
-// Without those that a fork to other data has from the run before it; a fork to
-// a larger batch loses some of the older ones, too.
-// recent: the newest finished steps, in order.
-void add_past_steps(const std::vector<pb::StepMetrics>& recent,
+// Gives the assignment the known steps up to its source, which `generation`
+// made. If it continues from another branch, the last of them are not those of
+// its own history. Without those that a fork to other data has from the run
+// before it; a fork to a larger batch loses some of the older ones, too.
+void add_past_steps(const StepLedger& ledger, int64_t generation,
+                    const std::vector<CheckpointInfo>& checkpoints,
                     pb::Assignment* assignment);
 
 }  // namespace remesh::core

@@ -99,6 +99,11 @@ Result<Event> lift_cordon(const std::string& name, Cordoning* cordons) {
 
 }  // namespace
 
+pb::EventRecord decline_stop(const std::string& why, pb::Durable* durable) {
+  durable->set_stop_requested(false);
+  return event(events::kStopDeclined, {.cause = why});
+}
+
 Result<std::optional<pb::EventRecord>> carry_out(const pb::Command& command,
                                                  const CommandInputs& in) {
   RETURN_IF_ERROR(limits::check(command));

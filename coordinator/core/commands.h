@@ -34,6 +34,9 @@ Result<std::optional<pb::EventRecord>> carry_out(const pb::Command& command,
 pb::Reply reply_to(const pb::Command& command, const Status& done,
                    pb::JobStatus status);
 
+// The job continues. Whoever asked it to stop can make room and ask again.
+// Returns the event.
+pb::EventRecord decline_stop(const std::string& why, pb::Durable* durable);
 // Unpins a layout that does not run yet and does not fit any more because slots
 // were lost. Returns the event; nothing if there is no such layout.
 std::optional<pb::EventRecord> release_unfit_pin(const ClusterView& view,

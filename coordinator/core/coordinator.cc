@@ -307,7 +307,7 @@ void Coordinator::reconcile_live() {
   if (!checkpoints_.stop_declined(view())) return;
   pause_.decline(roster_.committed_step(durable_), now_ms_);
   if (durable_.stop_requested())
-    decline_stop(checkpoints_.last_error());
+    emit(decline_stop(checkpoints_.last_error(), &durable_));
   else
     emit(events::kChangePutOff,
          {.cause = "saving failed: " + checkpoints_.last_error(),

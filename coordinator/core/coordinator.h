@@ -125,11 +125,6 @@ class Coordinator {
   void reconcile_live();  // RUNNING and FINISHING
   void reconcile_ended();
   bool put_off(const MeshPolicy::MeshChange& change);
-  // The job continues. Whoever asked can make room and ask again.
-  void decline_stop(const std::string& why) {
-    durable_.set_stop_requested(false);
-    emit(events::kStopDeclined, {.cause = why});
-  }
 
   // Starting a generation (generation.cc).
   void plan(const CheckpointsScanned& scan);

@@ -4,6 +4,11 @@
 
 namespace remesh::core {
 
+bool states_known(const ClusterView& view) {
+  return view.roster.inventories_known(view.durable.generation(),
+                                       view.joined_by_ms);
+}
+
 void Gathering::observe(const Roster& roster, int64_t now_ms) {
   const int64_t previous = std::exchange(last_join_ms_, roster.last_join_ms());
   if (now_ms - last_join_ms_ >= join_window_ms_)
@@ -70,9 +75,7 @@ Gathering::Next Gathering::next(const ClusterView& view,
                         missing.empty();
   if (waits_for_joins_ && !all_back && policy.awaits_joins(view)) return {};
   scanning_ =
-      !keeps_state || (view.roster.inventories_known(view.durable.generation(),
-                                                     view.joined_by_ms) &&
-                       !recovery.waiting(view, missing));
+      !keeps_state || (states_known(view) && !recovery.waiting(view, missing));
   return {.scan = scanning_};
 }
 

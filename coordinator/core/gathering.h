@@ -18,6 +18,9 @@
 
 namespace remesh::core {
 
+// Whether the states in memory are known of all who are waited for.
+bool states_known(const ClusterView& view);
+
 class Gathering {
  public:
   // What a WAITING job waits for; `text` says it to people.

@@ -37,9 +37,7 @@ void Coordinator::plan(const CheckpointsScanned& scan) {
   }
   const auto wanted = policy_.place(now);
   if (!wanted.ok()) return;  // workers were lost during the scan
-  if (keeps_state_ &&
-      !roster_.inventories_known(durable_.generation(), now.joined_by_ms))
-    return;
+  if (keeps_state_ && !states_known(now)) return;
   const Recovery::Decision decision = recovery_.decide(in, *wanted);
   if (decision.kind == Recovery::Decision::Kind::kWait) {
     if (decision.rescan_ms > 0)
@@ -59,7 +57,6 @@ void Coordinator::plan(const CheckpointsScanned& scan) {
   Plan next = make_plan(decision, plan_inputs(), gathering_.replicas_fit());
   if (!next.short_of.empty()) return wait_for_room(next);
   next.assignment.set_generation(number);
-  // What is in memory proves nothing until it is restored (finish_steps()).
   if (decision.source.kind() != pb::Source::MEMORY)
     restore_steps(decision.generation, decision.source.step(), number);
   checkpoints_.go_back(decision.source.step(), scan, &durable_);
@@ -69,7 +66,7 @@ void Coordinator::plan(const CheckpointsScanned& scan) {
 void Coordinator::wait_for_room(const Plan& plan) {
   if (cordon([&](Cordoning& c) { return c.for_room(plan); })) return;
   if (durable_.stop_requested()) {
-    decline_stop(to_text(plan.short_of));
+    emit(decline_stop(to_text(plan.short_of), &durable_));
     persist();
   }
   if (gathering_.wait_for_room(plan.short_of, now_ms_))
@@ -81,20 +78,16 @@ void Coordinator::begin_generation(
     const std::vector<CheckpointInfo>& checkpoints) {
   pb::Assignment& a = plan.assignment;
   ledger_.forget_finished();
-  const int64_t lost =
-      std::max<int64_t>(0, ledger_.last_finished() - a.source().step());
-  pb::EventRecord e = mesh_event(a, mesh_before(durable_, ledger_), lost,
-                                 decision.placement.reason);
-  e.set_step(std::max(ledger_.last_finished(), a.source().step()));
+  pb::EventRecord e =
+      mesh_event(a, mesh_before(durable_, ledger_), ledger_.last_finished(),
+                 decision.placement.reason);
   if (options_.job.train().max_skipped_steps() > 0)
-    add_past_steps(
-        ledger_.before(decision.generation, a.source().step(), checkpoints),
-        &a);
+    add_past_steps(ledger_, decision.generation, checkpoints, &a);
   const auto unpinned = adopt_plan(std::move(plan), options_.job, &durable_);
   planned_ms_ = now_ms_;
   pause_.begin_generation();
   times_.begin(decision.placement.layout, hosts_of(decision.placement, roster_),
-               lost);
+               e.lost_steps());
   gathering_.begin_generation();
   recovery_.begin_generation();
   checkpoints_.begin_generation();
@@ -124,10 +117,6 @@ void Coordinator::announce(const Roster::Changes& changes) {
 
 void Coordinator::finish_steps(int64_t committed) {
   const pb::Source& source = durable_.assignment().source();
-  if (source.kind() == pb::Source::MEMORY && committed >= source.step() &&
-      !backlog_full_)
-    restore_steps(source.states(0).generation(), source.step(),
-                  durable_.generation());
   // Steps that are computed again, or that an earlier life recorded, also show
   // that the generation makes progress.
   if (committed > source.step()) {
@@ -137,6 +126,10 @@ void Coordinator::finish_steps(int64_t committed) {
   if (durable_.assignment().measure_link())
     times_.set_link(roster_.link_bytes_per_s(durable_.generation()), now_ms_);
   if (backlog_full_) return;
+  // A state in memory proves nothing until all ranks have restored it.
+  if (source.kind() == pb::Source::MEMORY && committed >= source.step())
+    restore_steps(source.states(0).generation(), source.step(),
+                  durable_.generation());
   for (const auto& entry : ledger_.advance(durable_.generation(), committed)) {
     record(entry);
     detector_.note_step(entry.metrics->step_s());
@@ -253,7 +246,8 @@ void Coordinator::end_generation() {
 // The ranks ended because they could not save; the next ones try again.
 void Coordinator::wait_to_save() {
   const std::string why = text_of(durable_.cause());
-  if (durable_.stop_requested() && !durable_.stop_discards()) decline_stop(why);
+  if (durable_.stop_requested() && !durable_.stop_discards())
+    emit(decline_stop(why, &durable_));
   const int64_t wait_ms = wait_for_room_ms(checkpoints_.count_failed_end());
   gathering_.back_off(now_ms_ + wait_ms);
   const std::string& error = checkpoints_.last_error();
