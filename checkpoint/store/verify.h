@@ -23,12 +23,13 @@ struct VerifyReport {
   double seconds = 0;
 };
 
+// Bytes read so far and in all. Most count twice: as those of a file and as
+// elements.
+using VerifyProgress = std::function<void(uint64_t done, uint64_t total)>;
+
 // Reads everything in the directory `path`: checks the manifest, sizes and
 // checksums of all files, HDF5 contents, and that every parameter is stored
-// exactly once. Damage is reported, never a failure of the call. `progress`
-// gets the bytes read so far and in all, where most count twice: as those of a
-// file and as elements.
-using VerifyProgress = std::function<void(uint64_t done, uint64_t total)>;
+// exactly once. Damage is reported, never a failure of the call.
 VerifyReport verify(FileSystem& fs, const std::string& path,
                     const VerifyProgress& progress = {});
 

@@ -224,11 +224,14 @@ class MemoryLimit {
     return false;
   }
 
+  // A mesh was predicted not to fit.
+  bool is_short() const { return excess_ < kNone; }
   // Of those that do not fit the one that comes nearest; nothing if all do.
   const std::optional<Layout>& nearest() const { return nearest_; }
 
  private:
   static constexpr int kMostPrecise = 64;
+  static constexpr double kNone = std::numeric_limits<double>::infinity();
   struct Need {
     int shard_group = 1;
     int64_t microbatches = 1;
@@ -246,7 +249,7 @@ class MemoryLimit {
   int predicted_ = 0;
   std::map<std::tuple<int, int, int>, std::vector<Need>> unfit_;
   std::optional<Layout> nearest_;
-  double excess_ = std::numeric_limits<double>::infinity();
+  double excess_ = kNone;  // of nearest_: bytes needed over those there are
 };
 
 struct Candidate {
@@ -297,9 +300,9 @@ std::optional<Layout> best_of(const PlacementRequest& q, int64_t world,
   double best_s = std::numeric_limits<double>::infinity();
   for (const auto& [bound_s, l, its_parts] : candidates) {
     if (bound_s > best_s) break;
-    // Where memory is short, most of them do not fit.
-    const bool known = memory.nearest().has_value();
-    if (known && !memory.fits(l)) continue;
+    // Where one that might have fitted does not, most of them do not.
+    const bool memory_first = memory.is_short();
+    if (memory_first && !memory.fits(l)) continue;
     double seconds = bound_s;
     if (!measured_step_s(q, l))
       seconds = error * (q.by_speed ? predict_step(q, l)
@@ -308,7 +311,7 @@ std::optional<Layout> best_of(const PlacementRequest& q, int64_t world,
                             .total_s;
     if (seconds > best_s || (seconds == best_s && order(l) > order(*best)))
       continue;
-    if (!known && !memory.fits(l)) continue;
+    if (!memory_first && !memory.fits(l)) continue;
     best = l;
     best_s = seconds;
   }
