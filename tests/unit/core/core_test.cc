@@ -219,13 +219,15 @@ TEST(PastSteps, AreThoseOnTheDataOfTheJob) {
     recent[static_cast<size_t>(i)].set_step(i + 1);
     recent[static_cast<size_t>(i)].set_loss(11 + i);
   }
+  const StepLedger ledger(3, recent, {});
   // A fork after step 3, and after step 2, and a run that begins with other
   // sequences than the first.
   for (const auto& [offset, known] : {std::pair{-12, 0}, {-8, 1}, {8, 3}}) {
     pb::Assignment a;
     a.mutable_job()->mutable_train()->set_global_batch_size(4);
     a.mutable_job()->mutable_data()->set_sequence_offset(offset);
-    add_past_steps(recent, &a);
+    a.mutable_source()->set_step(3);
+    add_past_steps(ledger, /*generation=*/1, {}, &a);
     ASSERT_EQ(a.past_steps_size(), known) << offset;
     if (known > 0) {
       EXPECT_EQ(a.past_steps(known - 1).loss(), 13);
