@@ -12,6 +12,14 @@
 #include "proto/base/text.h"
 
 namespace remesh::core {
+namespace {
+
+std::string again_text(int64_t wait_ms) {
+  return "; trying again in " +
+         format_duration(static_cast<double>(wait_ms) / 1000);
+}
+
+}  // namespace
 
 pb::EventRecord event(const events::EventKind& kind,
                       const EventFields& fields) {
@@ -235,9 +243,11 @@ pb::EventRecord journal_behind_event(int64_t generation,
 pb::EventRecord event_of(const Gathering::Wait& wait) {
   const bool for_mesh = wait.reason == pb::JobStatus::WORKERS;
   const bool for_state = wait.reason == pb::JobStatus::FINISHED_STEPS;
-  return event(for_mesh    ? events::kWaiting
-               : for_state ? events::kWaitingForState
-                           : events::kWaitingForRoom,
+  const bool for_inputs = wait.reason == pb::JobStatus::INPUTS;
+  return event(for_mesh     ? events::kWaiting
+               : for_state  ? events::kWaitingForState
+               : for_inputs ? events::kWaitingForInputs
+                            : events::kWaitingForRoom,
                {.detail = wait.text});
 }
 
@@ -246,6 +256,19 @@ pb::EventRecord pin_released_event(const geometry::Layout& layout) {
                {.detail = fmt::format("not enough slots for {}; falling back "
                                       "to automatic mesh selection",
                                       layout.to_string())});
+}
+
+Gathering::Wait no_inputs(const pb::Durable& d, int64_t wait_ms) {
+  return {pb::JobStatus::INPUTS, text_of(d.cause()) + again_text(wait_ms)};
+}
+
+Gathering::Wait unsaved_end(const StepLedger& ledger,
+                            const CheckpointWatch& checkpoints,
+                            const std::string& why, int64_t wait_ms) {
+  const std::string& error = checkpoints.last_error();
+  return {pb::JobStatus::ROOM_TO_SAVE,
+          fmt::format("step {} is not saved: {}{}", ledger.last_finished(),
+                      error.empty() ? why : error, again_text(wait_ms))};
 }
 
 std::string unsaved_text(int64_t step) {

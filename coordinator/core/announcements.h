@@ -66,6 +66,11 @@ pb::EventRecord skipped_event(const pb::StepMetrics& step);
 pb::EventRecord journal_behind_event(
     int64_t generation, std::optional<std::string> worker = std::nullopt);
 pb::EventRecord pin_released_event(const geometry::Layout& layout);
+// What the job waits for, until it tries again.
+Gathering::Wait no_inputs(const pb::Durable& durable, int64_t wait_ms);
+Gathering::Wait unsaved_end(const StepLedger& ledger,
+                            const CheckpointWatch& checkpoints,
+                            const std::string& why, int64_t wait_ms);
 // What a stop waits for.
 std::string unsaved_text(int64_t step);
 

@@ -67,6 +67,12 @@ struct InvalidCheckpoint {
   std::string path;
   Code code = Code::kCorrupt;
   std::string why;  // for people; names the checkpoint or a file in it
+
+  // The storage returns an error, so that this may pass. A missing file is
+  // damage.
+  bool is_unreadable() const {
+    return code != Code::kNotFound && remesh::is_unreadable(code);
+  }
 };
 
 // The answer to ScanCheckpoints.

@@ -154,7 +154,7 @@ bool source_is_bad(const pb::Cause& f, const pb::Source& source) {
 
 bool tells_why(int exit_code) {
   return exit_code == kExitFailed || exit_code == kExitBadSource ||
-         exit_code == kExitNoRoom;
+         exit_code == kExitNoRoom || exit_code == kExitUnreadable;
 }
 
 bool died_like(const pb::RankStatus& s, const pb::RankStatus& first) {

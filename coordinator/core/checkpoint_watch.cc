@@ -17,7 +17,8 @@ std::vector<InvalidCheckpoint> CheckpointWatch::new_damages(
     const CheckpointsScanned& scan) {
   std::vector<InvalidCheckpoint> out;
   for (const InvalidCheckpoint& c : scan.invalid)
-    if (damages_.emplace(c.path, c.code).second) out.push_back(c);
+    if (!c.is_unreadable() && damages_.emplace(c.path, c.code).second)
+      out.push_back(c);
   return out;
 }
 

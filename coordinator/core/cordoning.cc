@@ -181,6 +181,8 @@ Consequence Cordoning::after(const pb::Cause& noticed) {
 
 FailureVerdict Cordoning::judge(const pb::Cause& fault, pb::Durable* d) {
   if (fault.exit_code() == kExitSaveFailed) return {.unsaved = true};
+  if (fault.exit_code() == kExitUnreadable && in_.view.last_finished > 0)
+    return judge_unreadable(fault, d);
   const pb::Source& source = d->assignment().source();
   count_failure(fault, in_.view.last_finished, source.step(),
                 d->mutable_budget());
@@ -192,6 +194,26 @@ FailureVerdict Cordoning::judge(const pb::Cause& fault, pb::Durable* d) {
   if (v.bad_source)
     refuse_source(source, in_.view.roster, d->mutable_refusals());
   return v;
+}
+
+// A checkpoint that cannot be read for a long time may be on a bad disk, and
+// older ones elsewhere, so that one of those is tried. If that cannot be read
+// either, it is the storage.
+FailureVerdict Cordoning::judge_unreadable(const pb::Cause& fault,
+                                           pb::Durable* d) {
+  constexpr int64_t kBeforeOlder = 20;  // about 8 minutes
+  if (after(fault) == Consequence::kCordoned) return {};
+  changes_.any = true;
+  const int64_t failures = in_.faults->unreadable() + 1;
+  in_.faults->set_unreadable(failures);
+  const pb::Source& source = d->assignment().source();
+  pb::Refusals* const refusals = d->mutable_refusals();
+  if (!forgive_unreadable(refusals) && failures % kBeforeOlder == 0 &&
+      source.kind() == pb::Source::CHECKPOINT) {
+    refuse_source(source, in_.view.roster, refusals);
+    refusals->set_unreadable(source.path());
+  }
+  return {.unreadable = true, .backoff_ms = wait_for_storage_ms(failures)};
 }
 
 // Counts the failure on the links between hosts. When one failed before, one
@@ -360,7 +382,10 @@ bool Cordoning::after_step(bool first) {
     in_.faults->mutable_proven()->Assign(hosts.begin(), hosts.end());
     changes_.any = true;
   }
-  if (first) begin_training(hosts, in_.unix_s, in_.faults);
+  if (first) {
+    begin_training(hosts, in_.unix_s, in_.faults);
+    in_.faults->clear_unreadable();
+  }
   if (!failed) return changes_.any;
   std::set<std::string> workers;
   for (const pb::RankPlace& p : in_.view.durable.assignment().ranks())

@@ -48,7 +48,8 @@ class Cordoning {
   Consequence after(const pb::Cause& fault);
   // Counts the failure, does the same, and decides what follows for the job.
   // Refuses a source that did not load. Does nothing if ranks could not save,
-  // which is no such failure. `durable` is that of view.
+  // and counts nothing for the job if no host can read its inputs: these are no
+  // such failures. `durable` is that of view.
   FailureVerdict judge(const pb::Cause& fault, pb::Durable* durable);
   // The generation made a step, its first in this life of the coordinator or
   // not: what failed before on the hosts of its ranks is over, they are proven,
@@ -88,6 +89,7 @@ class Cordoning {
   void begin(const Site& site, const pb::Cause& fault);
   int64_t count(const Site& site, const pb::Cause& fault,
                 double remembered_s = 0);
+  FailureVerdict judge_unreadable(const pb::Cause& fault, pb::Durable* durable);
   Consequence after_broken(const pb::Cause& fault);
   Consequence after_lost_message(const pb::Cause& fault);
   bool cordon_found_host();

@@ -72,6 +72,11 @@ int code_of(const pb::Cause& f) {
   return tells_why(f.exit_code()) ? f.exit_code() : 0;
 }
 
+// Whether the same is to be expected of each further attempt there for now.
+bool cannot_continue(const pb::Cause& f) {
+  return f.exit_code() == kExitFailed || f.exit_code() == kExitUnreadable;
+}
+
 void set_failure(const pb::Cause& f, pb::Cordon* c) {
   c->set_reason(text_of(f));
   c->clear_exit_code();
@@ -145,8 +150,7 @@ std::vector<Site> sites_of(const pb::Cause& f, const ClusterView& view) {
   // What the host lacks, and its connection, concern all of its workers. But
   // each may see other files.
   const bool of_worker =
-      !f.silent() &&
-      (code_of(f) == 0 || (f.at_start() && f.exit_code() == kExitFailed));
+      !f.silent() && (code_of(f) == 0 || (f.at_start() && cannot_continue(f)));
   for (const std::string& host : f.hosts()) {
     std::vector<Site> failed;
     bool others_work = false;
@@ -210,7 +214,7 @@ Blame blame_for(const pb::Cause& f, const std::vector<Site>& sites,
                 bool others_can_run) {
   const int64_t most = elastic.max_same_failures();
   if (sites.empty()) return {};
-  if (f.exit_code() == kExitFailed) return {.sites = sites};
+  if (cannot_continue(f)) return {.sites = sites};
   const bool bad = source_is_bad(f, view.durable.assignment().source());
   if (f.exit_code() == kExitNoRoom || (bad && only_one_host_failed(f, view))) {
     // In the end an older source is better than none (failure_budget.h). It

@@ -114,7 +114,7 @@ FailureVerdict judge_failure(const pb::Cause& f, const pb::Elastic& elastic,
   return v;
 }
 
-int64_t wait_for_room_ms(int64_t n) {
+int64_t wait_for_storage_ms(int64_t n) {
   return backoff_ms(n + kFailuresBeforeBackoff - 1);
 }
 

@@ -8,8 +8,9 @@
 // (cordons.h), and what fails on them before a step is not counted: however
 // many there are, each of them fails a few times. But if the same rank crashes
 // in the same step on so many hosts one after another, the job gives up. Ranks
-// that end because a checkpoint could not be saved are no such failure: the job
-// waits for room, however long it takes.
+// that end because a checkpoint could not be saved, or because no host can read
+// the data set or the checkpoint, are no such failure: the job waits for room
+// or for the storage, however long it takes.
 //
 // Functions of pb::FailureBudget, which the journal keeps.
 #pragma once
@@ -23,7 +24,8 @@
 namespace remesh::core {
 
 struct FailureVerdict {
-  bool unsaved = false;  // the ranks could not save; the rest is not set
+  bool unsaved = false;     // the ranks could not save; the rest is not set
+  bool unreadable = false;  // no host could read its inputs; no failure
   bool give_up = false;
   std::string reason;      // why, if give_up
   int64_t backoff_ms = 0;  // until the next attempt, otherwise
@@ -57,8 +59,9 @@ FailureVerdict judge_failure(const pb::Cause& failure,
                              const pb::HostFaults& faults,
                              pb::FailureBudget* budget);
 
-// Until the next attempt after the n'th save in a row has failed (n >= 1).
-int64_t wait_for_room_ms(int64_t n);
+// Until the next attempt after the storage has failed n times in a row (n >=
+// 1), when a checkpoint was saved or the inputs were read.
+int64_t wait_for_storage_ms(int64_t n);
 
 // Failures in a row are counted from zero again.
 void reset_failures(pb::FailureBudget* budget);

@@ -51,7 +51,8 @@ void Coordinator::plan(const CheckpointsScanned& scan) {
     return plan(scan);
   if (keeps_state_) durable_.set_rescue(decision.rescue);
   if (gives_up)
-    return try_elsewhere(*wanted, now, &durable_)
+    return try_elsewhere(*wanted, now, &durable_) ||
+                   forgive_unreadable(durable_.mutable_refusals())
                ? plan(scan)
                : terminate(pb::Durable::FAILED, *decision.why);
   Plan next = make_plan(decision, plan_inputs(), gathering_.replicas_fit());
@@ -232,6 +233,8 @@ void Coordinator::end_generation() {
   gathering_.end_generation(verdict, now_ms_);
   if (verdict.give_up) return terminate(pb::Durable::FAILED, verdict.reason);
   if (verdict.unsaved) wait_to_save();
+  if (verdict.unreadable)
+    wait_for(wait_for_inputs(text_of(durable_.cause()), verdict.backoff_ms));
   // Ranks that finish the last step in order have saved it, unless their
   // workers killed them before. It may have been finished before by a
   // generation that failed to save it.
@@ -248,13 +251,11 @@ void Coordinator::wait_to_save() {
   const std::string why = text_of(durable_.cause());
   if (durable_.stop_requested() && !durable_.stop_discards())
     emit(decline_stop(why, &durable_));
-  const int64_t wait_ms = wait_for_room_ms(checkpoints_.count_failed_end());
+  const int64_t wait_ms = wait_for_storage_ms(checkpoints_.count_failed_end());
   gathering_.back_off(now_ms_ + wait_ms);
   const std::string& error = checkpoints_.last_error();
-  wait_for({pb::JobStatus::ROOM_TO_SAVE,
-            fmt::format("step {} is not saved: {}; trying again in {}",
-                        ledger_.last_finished(), error.empty() ? why : error,
-                        format_duration(static_cast<double>(wait_ms) / 1000))});
+  wait_for(wait_for_room_to_save(ledger_.last_finished(),
+                                 error.empty() ? why : error, wait_ms));
 }
 
 // It is refused if it was given fewer steps than it has made.

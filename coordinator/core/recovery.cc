@@ -177,6 +177,18 @@ void forgive_checkpoint(int64_t step, pb::Refusals* refusals) {
   }
 }
 
+bool forgive_unreadable(pb::Refusals* refusals) {
+  const auto& all = refusals->checkpoints();
+  const auto it = std::ranges::find(all, refusals->unreadable());
+  const bool found = refusals->has_unreadable() && it != all.end();
+  if (found)
+    forgive_checkpoint(refusals->checkpoint_steps(
+                           static_cast<int>(std::distance(all.begin(), it))),
+                       refusals);
+  refusals->clear_unreadable();
+  return found;
+}
+
 std::string lost_source(const ClusterView& view, bool forgiving) {
   for (const auto& h : view.durable.assignment().source().states()) {
     const Roster::Member* m = view.roster.find(h.worker());
@@ -370,7 +382,8 @@ Recovery::Decision Recovery::decide(const Inputs& in,
   }
   const StateChoice& c = best.choice;
   const auto missing = missing_checkpoint(in, c.step);
-  if (await_listing(in, c.step, missing, &out)) return out;
+  if (await_listing(in, c.step, missing, &out) || await_readable(in, c, &out))
+    return out;
   if (c.kind == pb::Source::INIT)
     if (auto why = no_checkpoint(in))
       return {.kind = Decision::Kind::kGiveUp, .why = std::move(why)};

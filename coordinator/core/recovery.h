@@ -7,7 +7,9 @@
 //  * it is on workers that are leaving or become spares: a rescue generation
 //    runs once where the state is, and saves it;
 //  * the listing lacks a checkpoint that was committed, which network file
-//    systems do for as long as they cache it: scan again, for up to 30 s.
+//    systems do for as long as they cache it: scan again, for up to 30 s;
+//  * the storage returns an error for a newer checkpoint: scan again, for up to
+//    10 minutes, or for as long as there is nothing else to start from.
 //
 // A value without I/O; its only state is what it waits for, and since when.
 #pragma once
@@ -57,6 +59,10 @@ bool try_elsewhere(const planner::Placement& placement, const ClusterView& view,
 bool forgive_source(const pb::Source& source, const std::string& worker,
                     pb::Refusals* refusals);
 
+// A checkpoint that was refused because it could not be read is tried again.
+// False if there is none.
+bool forgive_unreadable(pb::Refusals* refusals);
+
 // The checkpoint of that step was saved once more.
 void forgive_checkpoint(int64_t step, pb::Refusals* refusals);
 
@@ -104,7 +110,7 @@ class Recovery {
     awaited_.clear();
     had_time_.clear();
     awaits_rescue_ = false;
-    listing_late_since_ms_ = -1;
+    listing_late_since_ms_ = unreadable_since_ms_ = -1;
   }
   // Null if it was made without one.
   const geometry::ParamTable* table() const {
@@ -145,6 +151,8 @@ class Recovery {
   }
   bool await_listing(const Inputs& in, int64_t chosen,
                      const std::optional<std::string>& missing, Decision* out);
+  bool await_readable(const Inputs& in, const StateChoice& chosen,
+                      Decision* out);
 
   pb::Job job_;
   std::optional<geometry::ParamTable> table_;
@@ -152,6 +160,7 @@ class Recovery {
   std::set<std::string> had_time_;  // were missing: each prolongs it once
   int64_t awaited_until_ms_ = 0;    // less roster.absent_ms(), which adds to it
   int64_t listing_late_since_ms_ = -1;
+  int64_t unreadable_since_ms_ = -1;
   bool awaits_rescue_ = false;
 };
 

@@ -51,4 +51,36 @@ bool Recovery::await_rescue(Inventory& candidates, const Inputs& in,
   return true;
 }
 
+// Whether to scan again because a newer checkpoint of this branch cannot be
+// read, which is no damage and may pass.
+bool Recovery::await_readable(const Inputs& in, const StateChoice& chosen,
+                              Decision* out) {
+  constexpr int64_t kRescanMs = 1000;
+  constexpr int64_t kUnreadableMs = 600'000;
+  const bool none = chosen.kind == pb::Source::INIT;
+  const int64_t newest =
+      std::max(in.view.durable.saved_step(), in.ledger.last_finished());
+  const InvalidCheckpoint* newer = nullptr;
+  for (const InvalidCheckpoint& c : in.scan.invalid)
+    if (c.is_unreadable() && c.step > chosen.step &&
+        (none || c.step <= newest) &&
+        (newer == nullptr || c.step > newer->step))
+      newer = &c;
+  const bool first_time = unreadable_since_ms_ < 0;
+  if (newer == nullptr || first_time)
+    unreadable_since_ms_ = newer == nullptr ? -1 : in.view.now_ms;
+  if (newer == nullptr ||
+      (!none && in.view.now_ms - unreadable_since_ms_ >= kUnreadableMs))
+    return false;
+  out->kind = Decision::Kind::kWait;
+  out->rescan_ms = kRescanMs;
+  if (first_time)
+    out->why =
+        newer->why + (none ? "; looking again until it can be read"
+                           : fmt::format("; looking again for up to {} minutes "
+                                         "before going back to step {}",
+                                         kUnreadableMs / 60'000, chosen.step));
+  return true;
+}
+
 }  // namespace remesh::core

@@ -91,6 +91,7 @@ std::string sentence_of(const pb::EventRecord& e) {
       {&events::kWaiting, "waiting"},
       {&events::kWaitingForState, "waiting"},
       {&events::kWaitingForRoom, "waiting for room"},
+      {&events::kWaitingForInputs, "waiting for storage"},
       {&events::kStopRequested, "stop requested"},
       {&events::kStopDeclined, "not stopped"},
       {&events::kJobDone, fmt::format("done at step {}", e.step())},

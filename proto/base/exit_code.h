@@ -31,6 +31,9 @@ enum ExitCode : int {
                          // waits for room and continues from the state in
                          // memory
   kExitOrphan = 69,      // rank: its worker daemon is gone
+  kExitUnreadable = 70,  // rank: the data set or a checkpoint cannot be read
+                         // now; its host is cordoned, or, if no other hosts
+                         // are left, the job waits and tries again
   kExitTryAgain = 75,    // temporary failure: the same command may succeed
                          // later; coordinator: restart the daemon
   kExitInterrupted = 130,

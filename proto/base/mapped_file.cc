@@ -3,8 +3,10 @@
 #include <fcntl.h>
 #include <sys/mman.h>
 #include <sys/stat.h>
+#include <unistd.h>
 
 #include <cerrno>
+#include <cstdint>
 
 #include "proto/base/descriptor.h"
 
@@ -27,6 +29,25 @@ Result<MappedFile> MappedFile::open(const std::string& path) {
     file.bytes_ = {static_cast<const std::byte*>(map), size};
   }
   return file;
+}
+
+Status MappedFile::load(std::span<const std::byte> bytes) const {
+#ifdef MADV_POPULATE_READ
+  static const auto page = static_cast<uintptr_t>(::sysconf(_SC_PAGESIZE));
+  const auto begin = reinterpret_cast<uintptr_t>(bytes.data());
+  const uintptr_t first = begin / page * page;
+  if (bytes.empty() ||
+      ::madvise(reinterpret_cast<void*>(first), begin + bytes.size() - first,
+                MADV_POPULATE_READ) == 0 ||
+      errno == EINVAL)
+    return ok_status();
+  return io_error(path_ +
+                  ": cannot be read: the storage returned an error, or the "
+                  "file has become shorter");
+#else
+  (void)bytes;
+  return ok_status();
+#endif
 }
 
 void MappedFile::release_pages() const {

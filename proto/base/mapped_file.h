@@ -1,6 +1,7 @@
 // MappedFile: a regular file of the user's, read through memory: only the pages
-// that are touched are read. The file must not become shorter meanwhile; then a
-// read beyond its end kills the process (SIGBUS).
+// that are touched are read. What cannot be read, because the storage returns
+// an error or the file has become shorter, kills the process (SIGBUS), unless
+// load() finds it first.
 //
 // Threads: any may read.
 #pragma once
@@ -31,6 +32,9 @@ class MappedFile {
 
   const std::string& path() const { return path_; }
   std::span<const std::byte> bytes() const { return bytes_; }
+  // Reads these bytes, so that touching them does not fail for a while. Io if
+  // they cannot be read. Does nothing on kernels before 5.14.
+  Status load(std::span<const std::byte> bytes) const;
   // The pages that were read are no longer memory of this process; the page
   // cache keeps them for the next read. Others may read meanwhile.
   void release_pages() const;

@@ -72,6 +72,10 @@ const char* advice(int err) {
 
 }  // namespace
 
+bool is_unreadable(Code code) {
+  return code == Code::kIo || code == Code::kDenied || code == Code::kNotFound;
+}
+
 Status errno_error(const std::string& what, int err) {
   const Code code = err == ENOENT                    ? Code::kNotFound
                     : err == EEXIST                  ? Code::kAlreadyExists

@@ -54,6 +54,10 @@ class [[nodiscard]] Status {
   std::string message_;
 };
 
+// Whether a file that was there cannot be read now: the storage returned an
+// error, or is not there, or does not permit it. Unlike damage, that may pass.
+bool is_unreadable(Code code);
+
 inline Status ok_status() { return {}; }
 Status invalid_argument(std::string message);
 Status not_found(std::string message);

@@ -253,7 +253,9 @@ Status check_shard_files(const std::string& dir, const Index& index) {
     const std::string path = dir + "/" + shard.file;
     std::error_code error;
     const uint64_t bytes = std::filesystem::file_size(path, error);
-    if (error) return corrupt(path + ": " + error.message());
+    if (error == std::errc::no_such_file_or_directory)
+      return corrupt(path + ": " + error.message());
+    if (error) return errno_error(path, error.value());
     if (bytes != bytes_of(shard))
       return corrupt(fmt::format("{}: {} bytes, but the index says {}", path,
                                  bytes, bytes_of(shard)));

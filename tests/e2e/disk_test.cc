@@ -340,6 +340,29 @@ TEST_F(DiskTest, AJobWhoseCheckpointsAreMissingDoesNotStartOver) {
   EXPECT_EQ(c().last_step(), 20);
 }
 
+// The data set is gone for a while, as when its file system is not mounted.
+// Steps were made with it, so that this is no error in the job.
+TEST_F(DiskTest, AJobWaitsForItsDataSet) {
+  make(endless());
+  const std::string copy = c().folder() + "/data";
+  fs::copy(data_path(), copy, fs::copy_options::recursive);
+  testing::write_whole(
+      c().job_file(),
+      testing::tiny_job(copy, endless({{"elastic.max_same_failures", "1"}})));
+  start_services(2, 12);
+  fs::rename(copy, copy + ".away");
+  testing::send_signal(c().rank_pids(2).at(0), SIGKILL);
+  ASSERT_TRUE(c().wait_for_event("waiting_for_inputs", 4, 60'000));
+  const Json waits = c().events_named("waiting_for_inputs").back();
+  EXPECT_HAS(waits.value("detail", ""), copy) << waits;
+  EXPECT_HAS(expect_remesh(0, {"status", c().run_dir()}).output,
+             "waiting for inputs");
+  fs::rename(copy + ".away", copy);
+  ASSERT_TRUE(c().wait_for_step(c().last_step() + 10));
+  stop_and_check();
+  EXPECT_EQ(c().events_named("job_failed").size(), 0U);
+}
+
 TEST_F(DiskTest, ADamagedDataSetStopsTheJobWithItsCause) {
   make(endless());
   // A copy, because other tests use the original.

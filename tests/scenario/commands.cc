@@ -75,7 +75,10 @@ const std::map<std::string, ScriptedCluster::Verb>& ScriptedCluster::verbs() {
       {"spawn-failed",
        {&S::rank,
         "spawn-failed NAME error= times=: its next ranks cannot be started"}},
-      {"disk", {&S::disk, "disk full|ok"}},
+      {"disk",
+       {&S::disk,
+        "disk full|ok|unreadable [HOST]: data sets and checkpoints return "
+        "errors, on that host or on all"}},
       {"room",
        {&S::room, "room NAME bytes=: so much shared memory is free there"}},
       {"kills", {&S::disk, "kills slow [NAME]|done: SIGKILLed ranks linger"}},
@@ -332,6 +335,8 @@ Status ScriptedCluster::disk(const Command& c) {
   const std::string what = c.word(0);
   if (c.name == "disk") {
     disk_full_ = what == "full";
+    outage_until_ = what == "unreadable" ? kNever : 0;
+    outage_ = c.words.size() > 1 ? c.word(1) : "";
     if (!disk_full_)
       for (Rank* r : ranks()) r->checkpoint_error.clear();
     return ok_status();

@@ -395,6 +395,19 @@ core::CheckpointsScanned Cluster::scan() {
         s.invalid.back().why = reworded(s.invalid.back().why);
       continue;
     }
+    if (outage_.empty() && in_outage("")) {
+      const std::string path = fmt::format("step-{}", step);
+      s.invalid.push_back({.step = step,
+                           .path = path,
+                           .code = Code::kIo,
+                           .why = path + ": " + kReadError});
+      // What nobody knows of is not waited for: it may be of another branch.
+      if (!abandoned(step, saved.generation) &&
+          (step <= told_saved_ ||
+           (!metrics_.empty() && step <= metrics_.back().step())))
+        newest_scanned_ = step;
+      continue;
+    }
     s.valid.push_back({.step = step,
                        .generation = saved.generation,
                        .path = fmt::format("step-{}", step),

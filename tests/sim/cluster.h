@@ -248,6 +248,10 @@ class Cluster {
   void choose_bad_host();
   void choose_many_bad_hosts();
   void choose_cut_off();
+  bool choose_outage();
+  bool in_outage(const std::string& host) const {
+    return now_ < outage_until_ && (outage_.empty() || outage_ == host);
+  }
   void choose_link_of_many();
   void cut_link_at(int64_t delay_ms);
   void check_link_search(const pb::EventRecord& e);
@@ -260,6 +264,7 @@ class Cluster {
   bool connects_badly(Worker& w, World& world);
   Bad bad_of(const std::string& host, const std::string& worker = "") const;
   bool start_badly(Worker& w, World& world);
+  void cannot_read(Rank& r);
   void end_badly(World& world);
   bool others_could_run() const;
   bool good_workers_suffice() const;
@@ -376,6 +381,8 @@ class Cluster {
   bool calm_ = false;
   bool cut_off_ =
       false;  // except that the coordinator is cut off from all workers once
+  int64_t outage_until_ = 0;  // of the storage, since it began
+  std::string outage_;        // the only host; "": all, and the coordinator's
   int64_t num_workers_ = 0;
   bool repaired_ = false;  // when the faults stop
   // In others the ranks of two hosts can no longer reach each other.

@@ -13,6 +13,7 @@ namespace remesh::sim {
 void Cluster::choose_bad_host() {
   choose_many_bad_hosts();
   if (!calm_) choose_cut_off();
+  if (!calm_ && choose_outage()) return;
   if (!calm_) choose_link_of_many();
   if (!calm_) choose_bad_place();
   if (calm_) return;
@@ -51,6 +52,37 @@ void Cluster::choose_cut_off() {
   at(begins_ms, [this, lasts_ms, closes] {
     cut_coordinator_off(now_ + lasts_ms, closes);
   });
+}
+
+// The storage returns errors on all hosts or on one. Nothing is lost by that,
+// so nothing may end the job, and it continues from the newest state
+// afterwards.
+bool Cluster::choose_outage() {
+  Random random(options_.seed * 0x9FB21C651E98DF25ULL + 4);
+  if (random.below(16) != 0) return false;
+  if (random.below(2) == 0) make_calm();
+  options_.end_ms += 120'000;
+  job_.mutable_train()->set_steps(job_.train().steps() + random.below(200));
+  const int64_t begins_ms = 800 + random.below(5000);
+  const int64_t lasts_ms =
+      500 + random.below(random.below(2) == 0 ? 4000 : 45'000);
+  if (random.below(2) == 0) outage_ = fmt::format("h{}", random.below(3));
+  options_.fault_ms = std::max(options_.fault_ms, begins_ms + lasts_ms);
+  at(begins_ms, [this, lasts_ms, who = random.below(4)] {
+    if (!faults_on_) return;
+    trace("the storage returns errors on " +
+          (outage_.empty() ? "all hosts" : outage_));
+    outage_until_ = now_ + lasts_ms;
+    for (Worker* w : running())
+      for (Rank* r : live_ranks(*w))
+        if (in_outage(w->host) && who != 0) cannot_read(*r);
+  });
+  return true;
+}
+
+void Cluster::cannot_read(Rank& r) {
+  r.error = kReadError;
+  rank_fails(r, kExitUnreadable, 0, r.rank % 30);
 }
 
 // Any of the initial hosts except one, either all in the same way or not.
@@ -158,6 +190,11 @@ bool Cluster::cut_apart(const World& world) const {
 
 // Whether the worker's ranks end before they can connect.
 bool Cluster::start_badly(Worker& w, World& world) {
+  if (in_outage(w.host) &&
+      world.assignment.source().kind() != pb::Source::INIT) {
+    for (auto& [rank, r] : w.ranks) cannot_read(r);
+    return true;
+  }
   const Bad bad = bad_of(w.host, w.name);
   if (bad == Bad::kNone || bad == Bad::kDies || bad == Bad::kSmall ||
       bad >= Bad::kHangs)
@@ -317,6 +354,7 @@ void Cluster::heal() {
   trace("faults stop");
   faults_on_ = false;
   disk_full_ = false;
+  outage_until_ = 0;
   repair_disk();
   partitioned_until_.clear();
   mute_until_.clear();

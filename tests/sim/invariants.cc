@@ -10,6 +10,7 @@
 #include "coordinator/core/durable.h"
 #include "coordinator/core/job_shape.h"
 #include "coordinator/core/survival.h"
+#include "proto/base/exit_code.h"
 #include "proto/base/rank_request.h"
 #include "tests/sim/cluster.h"
 #include "tests/sim/parts.h"
@@ -366,6 +367,11 @@ void Cluster::check_event(const pb::EventRecord& e) {
     ++stats_.gaps;
   }
   check_bad_place(e);
+  if (e.event() == "job_failed" &&
+      e.cause().find(
+          fmt::format("exit code {}", static_cast<int>(kExitUnreadable))) !=
+          std::string::npos)
+    violated("storage that returned errors ended the job: " + e.cause());
   if (e.event() == "job_failed" &&
       (!bad_hosts_.empty() || !bad_workers_.empty())) {
     // A failure on all hosts ends the job, and one of the only mesh.

@@ -23,6 +23,7 @@ constexpr int64_t kTroubleSlackMs = 1000;
 // accepted.
 constexpr int64_t kEarlierLifeMs = 10'000;
 constexpr int64_t kSettledMs = 4000;  // without faults
+constexpr const char* kReadError = "Input/output error";
 
 inline double as_loss(uint64_t state) {
   return static_cast<double>(state >> 11) * 0x1p-53;

@@ -95,6 +95,7 @@ Status Split::read_window(int64_t window, int64_t seq_len,
   int64_t position = 1;  // of the token in the window; its target's is one less
   return for_each_part(window * seq_len + 1, seq_len,
                        [&](const MappedShard& shard, int64_t at, int64_t n) {
+                         RETURN_IF_ERROR(shard.load_marks(at, n));
                          for (int64_t t = at; t < at + n; ++t, ++position) {
                            if (!shard.is_target(t))
                              target[static_cast<size_t>(position - 1)] = -1;

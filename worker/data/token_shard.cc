@@ -174,6 +174,8 @@ Result<ShardInfo> ShardWriter::finish() {
 
 Result<MappedShard> MappedShard::open(const std::string& path, int64_t limit) {
   ASSIGN_OR_RETURN(MappedFile file, MappedFile::open(path));
+  RETURN_IF_ERROR(file.load(
+      file.bytes().first(std::min(file.bytes().size(), sizeof(ShardHeader)))));
   ASSIGN_OR_RETURN(ShardInfo info,
                    parse_shard_header(file.bytes(), file.bytes().size(), path));
   return MappedShard(std::move(file), std::move(info), limit);
@@ -185,6 +187,7 @@ Status MappedShard::read(int64_t begin, std::span<int32_t> out) const {
         begin <= info_.num_tokens - count);
   const std::byte* from =
       payload().data() + static_cast<size_t>(begin) * info_.token_width;
+  RETURN_IF_ERROR(file_.load({from, out.size() * info_.token_width}));
   const uint32_t largest = info_.token_width == 2 ? widen<uint16_t>(from, out)
                                                   : widen<uint32_t>(from, out);
   if (largest < limit_) return ok_status();
@@ -196,13 +199,25 @@ Status MappedShard::read(int64_t begin, std::span<int32_t> out) const {
       static_cast<uint32_t>(*bad), begin + (bad - out.begin()), limit_));
 }
 
+Status MappedShard::load_marks(int64_t begin, int64_t count) const {
+  if (!info_.has_marks) return ok_status();
+  const auto first = static_cast<uint64_t>(begin) / 8;
+  const uint64_t end = (static_cast<uint64_t>(begin + count) + 7) / 8;
+  for (const uint64_t array : {0, 1})
+    RETURN_IF_ERROR(file_.load(marks(array).subspan(first, end - first)));
+  return ok_status();
+}
+
+std::span<const std::byte> MappedShard::marks(uint64_t array) const {
+  const auto tokens = static_cast<uint64_t>(info_.num_tokens);
+  const uint64_t bytes = (tokens + 7) / 8;
+  return payload().subspan(tokens * info_.token_width + array * bytes, bytes);
+}
+
 bool MappedShard::bit(uint64_t array, int64_t token) const {
   CHECK(token >= 0 && token < info_.num_tokens);
-  const auto tokens = static_cast<uint64_t>(info_.num_tokens);
   const auto t = static_cast<uint64_t>(token);
-  const std::byte byte = payload()[tokens * info_.token_width +
-                                   array * ((tokens + 7) / 8) + t / 8];
-  return (byte >> (t % 8) & std::byte{1}) != std::byte{0};
+  return (marks(array)[t / 8] >> (t % 8) & std::byte{1}) != std::byte{0};
 }
 
 Status MappedShard::verify() const {

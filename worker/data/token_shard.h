@@ -117,8 +117,10 @@ class MappedShard {
   const ShardInfo& info() const { return info_; }
   const std::string& path() const { return file_.path(); }
   // Copies tokens [begin, begin + out.size()). Corrupt if one is not below the
-  // limit. REQUIRES: the range is inside the shard.
+  // limit, Io if they cannot be read. REQUIRES: the range is inside the shard.
   Status read(int64_t begin, std::span<int32_t> out) const;
+  // Reads the marks of these tokens, or fails with Io.
+  Status load_marks(int64_t begin, int64_t count) const;
   // The marks of a token; without has_marks, of any. REQUIRES: it is inside the
   // shard.
   bool is_target(int64_t token) const {
@@ -139,6 +141,7 @@ class MappedShard {
   std::span<const std::byte> payload() const {
     return file_.bytes().subspan(sizeof(ShardHeader));
   }
+  std::span<const std::byte> marks(uint64_t array) const;
   bool bit(uint64_t array, int64_t token) const;
 
   MappedFile file_;

@@ -70,7 +70,7 @@ Status load_initial_weights(FileSystem& inner, const std::string& path,
   Status status = load();
   if (status.ok() || status.code() == Code::kIo) return status;
   return Status(
-      status.code() == Code::kDenied ? Code::kDenied : Code::kInvalidArgument,
+      is_unreadable(status.code()) ? status.code() : Code::kInvalidArgument,
       "model.init_from: " + status.message());
 }
 

@@ -128,7 +128,10 @@ Status Trainer::one_step(int64_t step, double lr, bool& stop) {
     const trace::Span span(tracer_.get(), trace::Category::kData);
     return batches_->step(step - 1);
   }();
-  if (!microbatches.ok()) return microbatches.status();
+  if (!microbatches.ok())
+    return is_unreadable(microbatches.status().code())
+               ? fail(kExitUnreadable, microbatches.status())
+               : microbatches.status();
   auto made =
       engine_->run({.lr = lr,
                     .microbatches = *microbatches,

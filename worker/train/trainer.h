@@ -58,6 +58,7 @@ class Trainer {
     return status;
   }
   Status fail_start(Status status);
+  Status note_input(Status status);
   Status check_spec();
   Status start();
   Status connect();
@@ -130,6 +131,7 @@ class Trainer {
   std::unique_ptr<trace::Tracer> tracer_;
   std::unique_ptr<comm::Comm> world_;  // of mpi_, traced
   std::unique_ptr<comm::Mesh> mesh_;
+  bool unreadable_ = false;             // an input; set by note_input()
   std::optional<BatchSource> batches_;  // absent: a rescue without data
   bool can_train_ = true;  // no rank lacks its data or frozen weights
   std::unique_ptr<kernels::Backend> backend_;

@@ -43,9 +43,19 @@ void Trainer::log_start(std::string_view part) {
   start_at_ms_ = now;
 }
 
+// Notes whether this is an input that cannot be read now. In a job that has
+// made steps with it, that is no error in the job and may pass, however long it
+// takes.
+Status Trainer::note_input(Status status) {
+  unreadable_ = is_unreadable(status.code()) &&
+                assignment_.source().kind() != pb::Source::INIT;
+  return status;
+}
+
 // Sizes that do not fit are an error in the job and permanent, and so is what
 // the host does not permit; other failures may be transient.
 Status Trainer::fail_start(Status status) {
+  if (unreadable_) return fail(kExitUnreadable, std::move(status));
   if (home_ != nullptr && home_->exit_code())
     return fail(*home_->exit_code(), std::move(status));
   const bool permanent =
@@ -136,16 +146,17 @@ Status Trainer::make_backend() {
 // Prepares everything that needs no peer.
 Status Trainer::prepare(int rank) {
   const int64_t began_ms = monotonic_ms();
-  RETURN_IF_ERROR(
-      or_rescue(open_data(layout_.coord(rank).dp), assignment_.data_id()));
+  RETURN_IF_ERROR(note_input(
+      or_rescue(open_data(layout_.coord(rank).dp), assignment_.data_id())));
   RETURN_IF_ERROR(build(rank));
   base_fingerprint_ = job_.lora().base_fingerprint();
   if (engine::FrozenBase* const base = engine_->base())
-    RETURN_IF_ERROR(or_rescue(load_initial_weights(
-                                  *fs_, jobfile::init_path(job_.model()),
-                                  base->rank_shard, [this] { board_.tick(); },
-                                  base->weights.span(), &base_fingerprint_),
-                              base_fingerprint_));
+    RETURN_IF_ERROR(
+        note_input(or_rescue(load_initial_weights(
+                                 *fs_, jobfile::init_path(job_.model()),
+                                 base->rank_shard, [this] { board_.tick(); },
+                                 base->weights.span(), &base_fingerprint_),
+                             base_fingerprint_)));
   if (assignment_.source().kind() == pb::Source::INIT) {
     const engine::StateView to = engine_->begin_state();
     const std::string& from = jobfile::init_path(job_.model());
@@ -323,7 +334,8 @@ Status Trainer::restore_state() {
   if (!m.ok())
     return fail_to_load(m.status().code() == Code::kInvalidArgument
                             ? kExitFailed
-                            : kExitBadSource,
+                        : is_unreadable(m.status().code()) ? kExitUnreadable
+                                                           : kExitBadSource,
                         m.status());
   if (home_ != nullptr) home_->set_position(m->step(), m->tokens());
   engine_->commit_state(m->step());

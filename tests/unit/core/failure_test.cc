@@ -234,9 +234,9 @@ TEST(FailureBudget, ABadSourceIsNotTheSameFailure) {
 }
 
 TEST(FailureBudget, WaitsForRoomAtMostHalfAMinuteAtATime) {
-  EXPECT_EQ(wait_for_room_ms(1), 250);
-  EXPECT_EQ(wait_for_room_ms(2), 500);
-  EXPECT_EQ(wait_for_room_ms(100), 30'000);
+  EXPECT_EQ(wait_for_storage_ms(1), 250);
+  EXPECT_EQ(wait_for_storage_ms(2), 500);
+  EXPECT_EQ(wait_for_storage_ms(100), 30'000);
 }
 
 // A rank that has not begun to train does not know its step.

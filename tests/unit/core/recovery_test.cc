@@ -116,6 +116,53 @@ TEST_F(MemoryRecovery, AWorkerWithFinishedStepsIsWaitedForAndThenNot) {
   EXPECT_EQ(late.source.path(), "step-5");
 }
 
+// The storage returns an error, which is no damage.
+TEST_F(MemoryRecovery, ACheckpointThatCannotBeReadIsWaitedForAndThenNot) {
+  holds("a", 0);  // incomplete
+  constexpr int64_t kMinute = 60'000;
+  const std::string why = "step-8: Input/output error";
+  scan_.invalid.push_back(
+      {.step = 8, .path = "step-8", .code = Code::kIo, .why = why});
+  const Recovery::Decision first = decide();
+  ASSERT_EQ(first.kind, Kind::kWait);
+  EXPECT_HAS(first.why.value(), why + "; looking again for up to 10 minutes");
+  const Recovery::Decision again = decide({}, 10 * kMinute);
+  EXPECT_EQ(again.kind, Kind::kWait);
+  EXPECT_FALSE(again.why) << "announced before";
+  const Recovery::Decision late = decide({}, 10 * kMinute + 100);
+  ASSERT_EQ(late.kind, Kind::kRestore);
+  EXPECT_EQ(late.source.path(), "step-5");
+
+  recovery_.begin_generation();
+  for (const auto& [step, code] :
+       {std::pair{8, Code::kCorrupt}, {8, Code::kNotFound}, {4, Code::kIo}}) {
+    scan_.invalid[0].step = step;
+    scan_.invalid[0].code = code;
+    EXPECT_EQ(decide().kind, Kind::kRestore);
+  }
+  // On an abandoned branch, of which nothing is finished.
+  scan_.invalid[0].step = 11;
+  EXPECT_EQ(decide().kind, Kind::kRestore);
+  scan_.invalid[0].step = 8;
+  hold_all();
+  EXPECT_EQ(decide().kind, Kind::kRestore) << "from memory";
+}
+
+TEST_F(MemoryRecovery, WithoutAReadableCheckpointItWaitsWithoutEnd) {
+  hear(report("a", 0));
+  scan_.invalid.push_back({.step = 5,
+                           .path = "step-5",
+                           .code = Code::kDenied,
+                           .why = "step-5: Permission denied"});
+  scan_.valid.clear();
+  const Recovery::Decision first = decide();
+  ASSERT_EQ(first.kind, Kind::kWait);
+  EXPECT_HAS(first.why.value(), "looking again until it can be read");
+  EXPECT_EQ(decide({}, 1'000'000'000).kind, Kind::kWait);
+  scan_.invalid[0].code = Code::kCorrupt;
+  EXPECT_EQ(decide().kind, Kind::kGiveUp);
+}
+
 // The coordinator was stopped, or its disk full, and then all were killed.
 TEST_F(MemoryRecovery, OnlyAFewStepsWithoutMetricsAreMadeAgain) {
   scan_.valid.push_back({.step = 10, .generation = 1, .path = "step-10"});

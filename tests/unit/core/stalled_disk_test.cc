@@ -1,9 +1,12 @@
-// Time in which the storage did not answer is nobody's silence and no hang.
+// Time in which the storage did not answer is nobody's silence and no hang, and
+// what it cannot read is no failure of the job.
 #include <gtest/gtest.h>
 
+#include <algorithm>
 #include <string>
 #include <vector>
 
+#include "proto/base/exit_code.h"
 #include "tests/unit/core/one_worker.h"
 
 namespace remesh::core {
@@ -134,6 +137,30 @@ TEST_F(StalledDisk, DelaysTheEndUntilTheWorkersCanBeTold) {
   EXPECT_FALSE(w_.ended());
   wait(0);
   EXPECT_TRUE(w_.ended());
+}
+
+// As on a bad disk: an older checkpoint is tried now and then, and the job ends
+// for none of it.
+TEST(UnreadableInputs, AnOlderCheckpointIsTriedAfterAWhile) {
+  CheckpointsScanned scan;
+  scan.valid.push_back({.step = 5, .generation = 1, .path = "step-5"});
+  scan.valid.push_back({.step = 10, .generation = 1, .path = "step-10"});
+  for (const bool older : {true, false}) {
+    OneWorker w(/*max_same=*/1);
+    if (!older) scan.valid.erase(scan.valid.begin());
+    for (int i = 0; i < 45; ++i) {
+      w.run(scan);
+      ASSERT_EQ(w.phase(), pb::Durable::RUNNING) << i;
+      EXPECT_EQ(w.durable().assignment().source().step(),
+                older && (i == 20 || i == 40) ? 5 : 10)
+          << i;
+      w.fail(kExitUnreadable, 10);
+      ASSERT_EQ(w.phase(), pb::Durable::WAITING) << i;
+      w.pass(31'000);
+    }
+    EXPECT_EQ(w.durable().budget().failures(), 0);
+    EXPECT_EQ(std::ranges::count(w.events, "waiting_for_inputs"), 45);
+  }
 }
 
 }  // namespace

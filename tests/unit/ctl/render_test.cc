@@ -445,6 +445,7 @@ TEST_F(RenderTest, StatusSaysWhatAJobWaitsFor) {
        {std::pair(pb::JobStatus::WORKERS, "workers"),
         {pb::JobStatus::FINISHED_STEPS, "finished steps"},
         {pb::JobStatus::SHARED_MEMORY, "shared memory"},
+        {pb::JobStatus::INPUTS, "inputs"},
         {pb::JobStatus::ROOM_TO_SAVE, "room to save"}}) {
     s.set_wait_reason(reason);
     EXPECT_EQ(shown(), std::string("waiting for ") + text + "; " + text);

@@ -585,6 +585,28 @@ TEST_F(DatasetTest, BothTokenWidthsKeepEveryToken) {
   }
 }
 
+// A read beyond the end of the file would kill the process, and so would one
+// for which the storage returns an error.
+TEST_F(DatasetTest, TokensThatCannotBeReadAnyMoreAreAnError) {
+  for (const bool marks : {false, true}) {
+    const std::string path = dir_ / "shrinks.tok";
+    ASSERT_OK_AND(auto writer, ShardWriter::create(*posix_file_system(), path,
+                                                   "test", 200'000, marks));
+    const std::vector<int32_t> tokens(300'000, 7);
+    ASSERT_OK(writer.append(tokens));
+    ASSERT_OK(writer.finish());
+    ASSERT_OK_AND(const auto shard, MappedShard::open(path));
+    fs::resize_file(path, 400'000);
+    std::vector<int32_t> out(tokens.size());
+    const Status read = shard.read(0, out);
+    EXPECT_EQ(read.code(), Code::kIo);
+    EXPECT_HAS(read.message(), path);
+    EXPECT_OK(shard.read(0, std::span(out).first(50'000)));
+    EXPECT_EQ(shard.load_marks(0, 300'000).code(),
+              marks ? Code::kIo : Code::kOk);
+  }
+}
+
 // As a version wrote it that did not note the largest token.
 TEST_F(DatasetTest, AnOlderIndexIsReadAndCompletedWhenItIsReplaced) {
   PrepareOptions o = options(std::string(5000, 'a'));

@@ -273,7 +273,7 @@ TEST(Restore, WeightsOfAnotherModelAreAPermanentError) {
     EXPECT_SAYS(other, part);
   for (const char* name : {"/nothing", "/model.safetensors"}) {
     const Status none = load(f.path() + name);
-    EXPECT_EQ(none.code(), Code::kInvalidArgument);
+    EXPECT_EQ(none.code(), Code::kNotFound);
     EXPECT_SAYS(none, "has no model");
   }
 }

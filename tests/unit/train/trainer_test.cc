@@ -163,7 +163,7 @@ TEST_F(TrainerTest, ABadSourceIsNamed) {
 
   from_checkpoint(s, checkpoint(1), 1);
   e = run(s);
-  EXPECT_EQ(e.code, kExitBadSource);
+  EXPECT_EQ(e.code, kExitUnreadable);
   EXPECT_HAS(e.board.error(), "step-00000001");
 
   const std::string shard = checkpoint(2) + "/shard-00000.h5";
@@ -175,6 +175,20 @@ TEST_F(TrainerTest, ABadSourceIsNamed) {
   e = run(s);
   EXPECT_EQ(e.code, kExitBadSource);
   EXPECT_HAS(e.board.error(), "shard-00000.h5");
+}
+
+// In a job that has made steps with them, inputs that are not there may return.
+TEST_F(TrainerTest, InputsThatCannotBeReadAreNoErrorInTheJob) {
+  pb::RankSpec s = spec({"train.steps=2"});
+  ASSERT_EQ(run(s).code, 0) << output();
+  pb::RankSpec gone = spec({"train.steps=4"});
+  gone.mutable_assignment()->mutable_job()->mutable_data()->set_path(dir_ +
+                                                                     "/gone");
+  EXPECT_EQ(run(gone).code, kExitInternal);
+  from_checkpoint(gone, checkpoint(2), 2);
+  const Ended e = run(gone);
+  EXPECT_EQ(e.code, kExitUnreadable);
+  EXPECT_HAS(e.board.error(), "/gone");
 }
 
 // Whoever else says so is taken for a host that cannot load it, too.
