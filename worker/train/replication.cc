@@ -1,5 +1,7 @@
 #include "worker/train/replication.h"
 
+#include <fmt/format.h>
+
 #include <algorithm>
 #include <array>
 #include <cstring>
@@ -189,7 +191,9 @@ bool Replication::poll() {
   if (local_ != nullptr) all = local_->poll() && all;
   if (!all) return false;
   under_way_ = false;
-  if (status().ok()) done_step_ = step_;
+  const bool complete = status().ok();
+  failures_ = complete ? 0 : failures_ + 1;
+  if (complete) done_step_ = step_;
   return true;
 }
 
@@ -202,6 +206,13 @@ uint64_t Replication::moved() const {
 Status Replication::status() const {
   for (const auto& m : mapped_) RETURN_IF_ERROR(m->status());
   return messages_ != nullptr ? messages_->status() : ok_status();
+}
+
+Status Replication::lasting_failure() const {
+  constexpr int kLasting = 3;
+  if (under_way_ || failures_ < kLasting) return ok_status();
+  return status().with_context(
+      fmt::format("the replicas of {} steps in a row are damaged", failures_));
 }
 
 Status Replication::finish(const std::function<void()>& tick) {

@@ -59,6 +59,10 @@ class Replication {
   Status finish(const std::function<void()>& tick);
   // The same for the newest state, on all ranks alike.
   Status finish_newest(const std::function<void()>& tick);
+  // Why the replicas of three states in a row are incomplete. Bad memory and a
+  // bad network card do not get better, and no step is finished until this rank
+  // ends.
+  Status lasting_failure() const;
 
   // Bytes of the segments kept here, without the rank's own.
   uint64_t bytes() const;
@@ -98,6 +102,7 @@ class Replication {
   bool under_way_ = false;
   bool told_ = false;  // by finish(), the status of step_
   int64_t step_ = -1, done_step_ = -1;
+  int failures_ = 0;  // in a row
 };
 
 }  // namespace remesh::train

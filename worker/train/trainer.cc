@@ -149,6 +149,7 @@ Status Trainer::one_step(int64_t step, double lr, bool& stop) {
   if (made.status().code() == Code::kInvalidArgument)
     return fail(kExitFailed, made.status());
   RETURN_IF_ERROR(made.status());
+  if (replication_ != nullptr) RETURN_IF_ERROR(replication_->lasting_failure());
   const engine::StepResult& result = *made;
   if (replication_ != nullptr && replication_->due(step)) replication_->start();
   board::StepRecord record = record_of(step, lr, result, began_ns);

@@ -23,9 +23,10 @@ struct Deaf {
 };
 using WrappedComm = trace::ObservedComm<Deaf>;
 
-// Flips a bit in the number-th message sent.
+// Flips a bit in the number-th message sent, or in every message.
 class FlippingComm final : public WrappedComm {
  public:
+  static constexpr int kEvery = -1;
   FlippingComm(comm::Comm& inner, int number)
       : ObservedComm(inner, {}), number_(number) {}
   void send(std::span<const std::byte> d, int to, int tag) override {
@@ -33,7 +34,8 @@ class FlippingComm final : public WrappedComm {
   }
   comm::RequestPtr start_send(std::span<const std::byte> d, int to,
                               int tag) override {
-    if (sent_++ != number_) return inner().start_send(d, to, tag);
+    if (sent_++ != number_ && number_ != kEvery)
+      return inner().start_send(d, to, tag);
     copy_.assign(d.begin(), d.end());
     copy_[std::min<size_t>(copy_.size() / 2, 40)] ^= std::byte{4};
     return inner().start_send(copy_, to, tag);

@@ -4,7 +4,9 @@
 #include <algorithm>
 #include <array>
 #include <filesystem>
+#include <functional>
 #include <thread>
+#include <vector>
 
 #include "proto/base/check.h"
 #include "tests/testing/expect.h"
@@ -15,21 +17,24 @@
 namespace remesh::train {
 namespace {
 
-// What a rank sends in its groups is damaged once, in the first piece.
+// What a rank sends in its groups is damaged: once, in the first piece, or
+// always.
 class DamagingWorld final : public exchange::WrappedComm {
  public:
-  explicit DamagingWorld(comm::Comm& inner) : ObservedComm(inner, {}) {}
+  explicit DamagingWorld(comm::Comm& inner, int number = 1)
+      : ObservedComm(inner, {}), number_(number) {}
   std::unique_ptr<comm::Comm> split(int color, int key) override {
     group_ = inner().split(color, key);
-    return std::make_unique<exchange::FlippingComm>(*group_, /*number=*/1);
+    return std::make_unique<exchange::FlippingComm>(*group_, number_);
   }
 
  private:
+  const int number_;
   std::unique_ptr<comm::Comm> group_;
 };
 
 struct Outcome {
-  Status first, again, newest;
+  Status first, again, newest, lasting;
   int64_t done_step = -1;
 };
 
@@ -55,13 +60,15 @@ class ReplicationTest : public ::testing::Test {
     return s;
   }
 
-  // Replicates step 4, and step 5 before it stops.
-  Outcome run(int rank, comm::Comm& world) const {
+  using Commit = std::function<void(int64_t step)>;
+  // Calls `use` once the state of step 4 is committed.
+  void run(int rank, comm::Comm& world,
+           const std::function<void(Replication&, const Commit&)>& use) const {
     const pb::RankSpec spec = spec_of(rank);
     StateHome home(table_, spec, rank);
     const auto shard = geometry::make_rank_shard(table_, sharding_, rank);
     CHECK(home.reserve(sharding_, shard->zero.state_elements()).ok());
-    const auto commit = [&](int64_t step) {
+    const Commit commit = [&](int64_t step) {
       const geometry::StateView to = home.begin();
       for (size_t v = 0; v < geometry::kNumStateVectors; ++v)
         std::fill(to[v].begin(), to[v].end(), static_cast<float>(step));
@@ -70,13 +77,35 @@ class ReplicationTest : public ::testing::Test {
     commit(4);
     const auto r = Replication::prepare(table_, spec, rank, home).value();
     CHECK(r != nullptr && r->connect(world).ok());
-    r->start();
+    use(*r, commit);
+  }
+
+  // Replicates step 4, and step 5 before it stops.
+  Outcome run(int rank, comm::Comm& world) const {
     Outcome out;
-    out.first = r->finish([] {});
-    out.again = r->finish([] {});
-    commit(5);
-    out.newest = r->finish_newest([] {});
-    out.done_step = r->done_step();
+    run(rank, world, [&](Replication& r, const Commit& commit) {
+      r.start();
+      out.first = r.finish([] {});
+      out.again = r.finish([] {});
+      commit(5);
+      out.newest = r.finish_newest([] {});
+      out.done_step = r.done_step();
+      out.lasting = r.lasting_failure();
+    });
+    return out;
+  }
+
+  // Replicates four states. Returns what lasts after each of them.
+  std::vector<Code> run_four(int rank, comm::Comm& world) const {
+    std::vector<Code> out;
+    run(rank, world, [&](Replication& r, const Commit& commit) {
+      for (const int64_t step : {8, 12, 16, 20}) {
+        commit(step);
+        r.start();
+        (void)r.finish([] {}).ok();
+        out.push_back(r.lasting_failure().code());
+      }
+    });
     return out;
   }
 
@@ -107,7 +136,20 @@ TEST_F(ReplicationTest, ADamagedReplicaIsToldOnceAndTheNewestIsMade) {
     EXPECT_OK(o.again);
     EXPECT_OK(o.newest);
     EXPECT_EQ(o.done_step, 5);
+    EXPECT_OK(o.lasting);
   }
+}
+
+TEST_F(ReplicationTest, DamageThatDoesNotPassIsAnErrorOfTheRank) {
+  const auto comms = comm::make_local_comms(2);
+  DamagingWorld damaging(*comms[0], exchange::FlippingComm::kEvery);
+  std::array<std::vector<Code>, 2> lasts;
+  std::thread sender([&] { lasts[0] = run_four(0, damaging); });
+  lasts[1] = run_four(1, *comms[1]);
+  sender.join();
+  const Code ok = Code::kOk, bad = Code::kCorrupt;
+  EXPECT_EQ(lasts[0], (std::vector{ok, ok, ok, ok}));
+  EXPECT_EQ(lasts[1], (std::vector{ok, ok, bad, bad}));
 }
 
 }  // namespace
