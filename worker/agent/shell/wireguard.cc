@@ -33,6 +33,7 @@ constexpr size_t kKeyText = 44;  // base64
 constexpr size_t kNetworkBytes = 4;
 constexpr int kPrefix = 32;
 constexpr int64_t kStartMs = 5000;
+constexpr int64_t kStopMs = 2000;    // each, by SIGTERM and SIGKILL
 constexpr int64_t kCommandMs = 500;  // less than a silence that counts as death
 constexpr int kAttempts = 3;
 constexpr int64_t kCallMs = 200;
@@ -209,8 +210,16 @@ Status WireGuard::start_daemon() {
 
 void WireGuard::stop_daemon() {
   if (daemon_ <= 0) return;
-  kill(daemon_, SIGTERM);  // removes its interface and its socket
-  waitpid(daemon_, nullptr, 0);
+  // With SIGTERM it removes its interface and its socket.
+  for (const int signal : {SIGTERM, SIGKILL}) {
+    kill(daemon_, signal);
+    const int64_t end = monotonic_ms() + kStopMs;
+    while (daemon_ > 0 && monotonic_ms() < end) {
+      if (waitpid(daemon_, nullptr, WNOHANG) != 0) daemon_ = 0;
+      if (daemon_ > 0) usleep(5'000);
+    }
+    if (daemon_ == 0) return;
+  }
   daemon_ = 0;
 }
 
