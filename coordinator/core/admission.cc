@@ -18,6 +18,9 @@ constexpr int64_t kRefusalEventMs = 60'000;
 // How many workers of one key, which all may share, may start.
 constexpr double kLivesPerS = 64;
 constexpr double kLivesAtOnce = 4096;
+// States that any worker may report, and all together those that report more.
+constexpr int kFewHoldings = 256;
+constexpr int64_t kMostHoldings = 1 << 18;
 
 // The most steps that a worker can have made: its ranks may have been started
 // for a longer job, and it may have made more before.
@@ -58,6 +61,20 @@ bool may_know_steps(const pb::Report& r, int64_t generation, bool keeps_state,
              [&](const auto& h) { return h.generation() == generation; });
 }
 
+// A state takes a few hundred bytes here, and a key serves any number of names.
+Status check_holdings(const pb::Report& r, const Roster& roster) {
+  if (r.holdings_size() <= kFewHoldings) return ok_status();
+  int64_t all = r.holdings_size();
+  for (const auto& [name, m] : roster.members())
+    if (name != r.worker() && m.report.holdings_size() > kFewHoldings)
+      all += m.report.holdings_size();
+  if (all <= kMostHoldings) return ok_status();
+  return exhausted(fmt::format(
+      "states: {}, and with those of other workers {}; allowed: {} in all, "
+      "without workers that have up to {}",
+      r.holdings_size(), all, kMostHoldings, kFewHoldings));
+}
+
 // The report without what others' ranks do. Fails if it does not count.
 Result<pb::Report> admit(const pb::Report& r, const ClusterView& view,
                          const Options& options) {
@@ -74,6 +91,7 @@ Result<pb::Report> admit(const pb::Report& r, const ClusterView& view,
       view.roster.find(r.worker()) == nullptr)
     return exhausted(fmt::format("the job has {} workers; no more are allowed",
                                  limits::kMaxWorkers));
+  RETURN_IF_ERROR(check_holdings(r, view.roster));
   if (!believed)
     return invalid_argument(fmt::format(
         "generation = {}, coordinator_epoch = {}: later than {} and {} here, "

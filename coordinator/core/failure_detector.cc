@@ -63,6 +63,13 @@ pb::Cause failure_of(const RankView& r, const std::string& what,
   return f;
 }
 
+void put_worker(const std::string& worker, const std::string& host,
+                pb::Cause* f) {
+  f->set_subject(fmt::format("worker {} on {}", worker, host));
+  f->set_worker(worker);
+  f->add_workers(worker);
+}
+
 bool any_exited(const pb::Report& r) {
   return std::ranges::any_of(r.ranks(),
                              [](const auto& s) { return s.exited(); });
@@ -168,9 +175,7 @@ std::optional<pb::Cause> FailureDetector::find_lost_worker(
     else if (m != nullptr && !m->death.empty())
       why = m->death;
     pb::Cause f = cause_of(why);
-    f.set_subject(fmt::format("worker {} on {}", p.name(), p.host()));
-    f.set_worker(p.name());
-    f.add_workers(p.name());
+    put_worker(p.name(), p.host(), &f);
     f.set_at_start(!has_stepped_);
     f.set_before_training(!has_stepped_);
     f.set_silent(is_silent(m));
@@ -264,8 +269,18 @@ std::optional<pb::Cause> FailureDetector::find_unprepared(
         ahead, d.generation()));
   const std::string worker = lost_source(view, forgiving);
   if (worker.empty()) return std::nullopt;
-  return change_of_plan(fmt::format(
-      "worker {} has lost a state that the generation starts from", worker));
+  const std::string what = "has lost a state that the generation starts from";
+  const Roster::Member* m = view.roster.find_alive(worker);
+  if (adopted || m == nullptr ||
+      !participates(d, worker, m->report.incarnation()))
+    return change_of_plan(fmt::format("worker {} {}", worker, what));
+  // The same process said that it has it, and may say so again and again.
+  pb::Cause f = cause_of(what);
+  put_worker(worker, m->report.host(), &f);
+  f.add_hosts(m->report.host());
+  f.set_at_start(true);
+  f.set_before_training(true);
+  return f;
 }
 
 std::optional<pb::Cause> FailureDetector::find_ended_before(

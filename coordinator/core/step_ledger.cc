@@ -34,7 +34,11 @@ void StepLedger::report(const pb::StepMetrics& m) {
   Steps& steps = reported_[m.generation()];
   steps.emplace(m.step(), m);
   if (steps.size() > kMaxAhead) steps.erase(std::prev(steps.end()));
-  if (reported_.size() > kMaxGenerations) reported_.erase(reported_.begin());
+  size_t all = 0;
+  for (const auto& of_generation : reported_)
+    all += of_generation.second.size();
+  if (reported_.size() > kMaxGenerations || all > 4 * kMaxAhead)
+    reported_.erase(reported_.begin());
 }
 
 // A generation that continued from an older state makes steps once more.

@@ -175,7 +175,7 @@ Status check(const pb::Report& r, const Known& known) {
   RETURN_IF_ERROR(at_most("ranks", r.ranks_size(), r.slots()));
   RETURN_IF_ERROR(at_most("steps", r.metrics_size(), kMaxMetrics));
   RETURN_IF_ERROR(at_most("states", r.holdings_size(), kMaxHoldings));
-  RETURN_IF_ERROR(at_most("damages", r.damaged_size(), kMaxHoldings));
+  RETURN_IF_ERROR(at_most("damages", r.damaged_size(), kMaxDamages));
   std::set<int> ranks;
   for (const pb::RankStatus& s : r.ranks()) {
     RETURN_IF_ERROR(check_rank(s, known.steps));

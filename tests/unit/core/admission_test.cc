@@ -210,6 +210,25 @@ TEST_F(Admission, StatesThatNobodyCanHaveAreNotBelieved) {
   EXPECT_EQ(states[1].step(), 1);
 }
 
+// A few hundred bytes each, of any number of names with one key.
+TEST_F(Admission, StatesAreBoundedInAll) {
+  const auto refused = [&](const std::string& worker, int states) {
+    pb::Report r = report(worker, 1);
+    r.set_host("h");
+    r.set_has_inventory(true);
+    for (int i = 0; i < states; ++i)
+      merge_text("sharding { mesh { dp: 1 pp: 1 tp: 1 cp: 1 } chunks: 1 }",
+                 r.add_holdings());
+    return all_of<Refuse>(give(r));
+  };
+  for (int i = 0; i < (1 << 18) / limits::kMaxHoldings; ++i)
+    EXPECT_TRUE(refused(fmt::format("w{}", i), limits::kMaxHoldings).empty());
+  const auto more = refused("b", 257);
+  ASSERT_EQ(more.size(), 1U);
+  EXPECT_HAS(more[0].refusal.reason(), "states: 257");
+  EXPECT_TRUE(refused("c", 256).empty());
+}
+
 TEST_F(Admission, ARankIsReportedOnce) {
   pb::Report r = running_report("a", 4, 0, 1);
   r.set_slots(2);

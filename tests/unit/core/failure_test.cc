@@ -66,6 +66,34 @@ TEST_F(FailureDetectorTest, ALostParticipantIsAFailureALostSpareIsNot) {
   EXPECT_EQ(lost->worker(), "a");
 }
 
+// A worker that says so again and again would hold up the job without end.
+TEST_F(FailureDetectorTest, AWorkerThatTakesItsStateBackIsAtFault) {
+  durable = running({"a", "b"}, pb::Durable::PREPARING);
+  merge_text("kind: MEMORY step: 3 states { worker: 'b' step: 3 rank: 1 }",
+             durable.mutable_assignment()->mutable_source());
+  hear(report("a", 0));
+  pb::Report has = report("b", 0);
+  merge_text("has_inventory: true holdings { step: 3 rank: 1 }", &has);
+  hear(has);
+  EXPECT_FALSE(detector.find_unprepared(view(), false, false));
+  has.clear_holdings();
+  hear(has);
+  auto f = detector.find_unprepared(view(), false, false);
+  ASSERT_TRUE(f);
+  EXPECT_FALSE(f->planned());
+  EXPECT_EQ(text_of(*f),
+            "worker b on host-b: has lost a state that the generation starts "
+            "from");
+  EXPECT_EQ(f->hosts(0), "host-b");
+  // A journal may be older than what its workers have, and a worker that was
+  // started again has no state.
+  EXPECT_TRUE(detector.find_unprepared(view(), true, false)->planned());
+  has.set_incarnation(2);
+  hear(has);
+  f = detector.find_unprepared(view(), false, false);
+  EXPECT_TRUE(!f || f->planned() || f->what() == "its daemon was restarted");
+}
+
 TEST_F(FailureDetectorTest, NamesAllHostsWhoseRanksEndedTheSameWay) {
   for (const auto& [name, rank] : {std::pair("a", 0), {"b", 1}}) {
     pb::Report r = running_report(name, 1, rank, 0);

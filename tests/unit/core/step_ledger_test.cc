@@ -108,6 +108,12 @@ TEST(StepLedger, StepsThatAreNotFinishedAreBounded) {
   EXPECT_EQ(many.last_known(1), 0);
   EXPECT_EQ(many.last_known(2), 1);
   EXPECT_EQ(many.last_known(kGenerations + 1), 1);
+  StepLedger full;
+  for (int64_t g = 1; g <= 5; ++g)
+    for (int64_t n = 1; n <= kAhead; ++n) full.report(step(g, n));
+  EXPECT_EQ(full.last_known(1), 0);
+  EXPECT_EQ(full.last_known(2), kAhead);
+  EXPECT_EQ(full.last_known(5), kAhead);
 }
 
 TEST(StepLedger, StepsOfAnotherGenerationAreNotFinishedByThisOne) {

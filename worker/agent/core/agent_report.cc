@@ -42,7 +42,8 @@ void Agent::report() {
     r.set_has_inventory(true);
     for (const pb::StateHolding& h : inventory_->holdings)
       *r.add_holdings() = h;
-    for (const std::string& d : inventory_->damaged) r.add_damaged(d);
+    for (const std::string& d : inventory_->damaged)
+      if (r.damaged_size() < limits::kMaxDamages) r.add_damaged(d);
   }
   act(std::move(out));
   reported_ms_ = now_ms_;
