@@ -221,7 +221,13 @@ TEST_F(RunTest, CheckpointCommandSavesAndPrintsThePath) {
   ASSERT_NE(at, std::string::npos) << f.output;
   const std::string path = f.output.substr(at, f.output.find('\n', at) - at);
   expect_remesh(0, {"checkpoint", "verify", path});
+  // The model is used while it is trained.
+  expect_remesh(
+      0, {"sample", c().run_dir(), "--prompt", "He said ", "--tokens", "4"});
+  expect_remesh(
+      0, {"model", "export", c().run_dir(), "--out", c().folder() + "/model"});
   ASSERT_TRUE(c().wait_for_step(c().last_step() + 3));  // training continues
+  EXPECT_EQ(c().events_named("mesh").size(), 1U);
   interrupt();
 }
 

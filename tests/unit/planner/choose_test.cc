@@ -78,11 +78,11 @@ int slots_of(const PlacementRequest& q) {
 
 bool given(int degree, int value) { return degree == -1 || degree == value; }
 
-// The most ranks of any mesh that the request admits; 0 if there is none.
-int most_ranks(const PlacementRequest& q) {
+// Calls f for every mesh that the request admits.
+template <typename F>
+void for_each_mesh(const PlacementRequest& q, const F& f) {
   int slots = slots_of(q);
   if (q.max_slots != -1) slots = std::min(slots, q.max_slots);
-  int most = 0;
   for (int tp = 1; tp <= slots; ++tp)
     for (int pp = 1; tp * pp <= slots; ++pp)
       for (int cp = 1; tp * pp * cp <= slots; ++cp)
@@ -91,27 +91,28 @@ int most_ranks(const PlacementRequest& q) {
           if (l.world() >= q.min_slots && given(q.degrees.dp, dp) &&
               given(q.degrees.tp, tp) && given(q.degrees.pp, pp) &&
               given(q.degrees.cp, cp) && admit(*q.shape, l).ok())
-            most = std::max(most, l.world());
+            f(l);
         }
+}
+
+// The most ranks of any of them; 0 if there is none.
+int most_ranks(const PlacementRequest& q) {
+  int most = 0;
+  for_each_mesh(q, [&](const Layout& l) { most = std::max(most, l.world()); });
   return most;
 }
 
-// No mesh with as many ranks has a lower estimate.
-void expect_fastest(const PlacementRequest& q, const Layout& l) {
+// No mesh with as many ranks, of those that `may` be chosen, has a lower
+// estimate.
+template <typename May>
+void expect_fastest(const PlacementRequest& q, const Layout& l,
+                    const May& may) {
   const double mine = predict_step(q, l).total_s;
-  for (int tp = 1; tp <= l.world(); ++tp)
-    for (int pp = 1; tp * pp <= l.world(); ++pp)
-      for (int cp = 1; tp * pp * cp <= l.world(); ++cp) {
-        if (l.world() % (tp * pp * cp) != 0) continue;
-        const Layout o{
-            .dp = l.world() / (tp * pp * cp), .pp = pp, .tp = tp, .cp = cp};
-        if (!given(q.degrees.dp, o.dp) || !given(q.degrees.tp, tp) ||
-            !given(q.degrees.pp, pp) || !given(q.degrees.cp, cp) ||
-            !admit(*q.shape, o).ok())
-          continue;
-        EXPECT_LE(mine, predict_step(q, o).total_s * (1 + 1e-12))
-            << l.to_string() << " or " << o.to_string();
-      }
+  for_each_mesh(q, [&](const Layout& o) {
+    if (o.world() != l.world() || !may(o)) return;
+    EXPECT_LE(mine, predict_step(q, o).total_s * (1 + 1e-12))
+        << l.to_string() << " or " << o.to_string();
+  });
 }
 
 // A host three times as fast gets three times as many microbatches, and a step
@@ -294,7 +295,7 @@ TEST(Choose, TheMeshIsTheLargestThatAnySearchFinds) {
     ASSERT_TRUE(given(q.degrees.tp, d->layout.tp));
     ASSERT_TRUE(given(q.degrees.pp, d->layout.pp));
     ASSERT_TRUE(given(q.degrees.cp, d->layout.cp));
-    expect_fastest(q, d->layout);
+    expect_fastest(q, d->layout, [](const Layout&) { return true; });
     if (d->spares > 0) {
       ASSERT_HAS(d->reason, "spare");
       EXPECT_LACKS(d->reason, "()");
@@ -302,6 +303,52 @@ TEST(Choose, TheMeshIsTheLargestThatAnySearchFinds) {
   }
   EXPECT_GT(placed, 500);
   EXPECT_GT(refused, 50);
+}
+
+// The largest mesh that fits, and of those the fastest: compared with a search
+// that rules out nothing without a prediction.
+TEST(Choose, LittleMemoryLeavesTheFastestOfTheLargestMeshesThatFit) {
+  const uint64_t seed = test_seed();
+  SCOPED_TRACE("seed " + std::to_string(seed));
+  Rng rng(seed);
+  int passed_over = 0, none = 0;
+  for (int trial = 0; trial < 400; ++trial) {
+    PlacementRequest q = random_request(rng);
+    for (WorkerSlots& w : q.workers) {
+      w.host = "h";
+      w.memory_bytes = uint64_t{1} << 40;
+    }
+    std::vector<Layout> meshes;
+    for_each_mesh(q, [&](const Layout& l) { meshes.push_back(l); });
+    if (meshes.empty()) continue;
+    // About what one of them needs.
+    const Layout& some = meshes[rng() % meshes.size()];
+    const double need =
+        static_cast<double>(predict_worst_memory(*q.shape, some).total());
+    const double share = need / rank_memory(q, some) * pick(rng, 90, 110) / 100;
+    for (WorkerSlots& w : q.workers)
+      w.memory_bytes =
+          static_cast<uint64_t>(share * static_cast<double>(uint64_t{1} << 40));
+    const int largest = most_ranks(q);
+    const auto fits = [&](const Layout& l) {
+      return static_cast<double>(predict_worst_memory(*q.shape, l).total()) <=
+             rank_memory(q, l);
+    };
+    std::erase_if(meshes, [&](const Layout& l) { return !fits(l); });
+    const auto d = place_mesh(q);
+    ASSERT_EQ(d.ok(), !meshes.empty());
+    if (meshes.empty()) {
+      ++none;
+      continue;
+    }
+    int most = 0;
+    for (const Layout& l : meshes) most = std::max(most, l.world());
+    ASSERT_EQ(d->layout.world(), most) << d->reason;
+    passed_over += most < largest ? 1 : 0;
+    expect_fastest(q, d->layout, fits);
+  }
+  EXPECT_GT(passed_over, 20);
+  EXPECT_GT(none, 20);
 }
 
 TEST(Choose, AnAdmittedMeshHasAScheduleAndAPrediction) {
