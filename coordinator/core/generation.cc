@@ -1,5 +1,4 @@
-// How the coordinator starts and ends generations, and the job; and what it
-// does when members change, steps are finished and hosts cordoned.
+// Coordinator: its generations, members, steps and cordons, and its end.
 #include <fmt/format.h>
 
 #include <algorithm>
@@ -85,6 +84,7 @@ void Coordinator::begin_generation(
   if (options_.job.train().max_skipped_steps() > 0)
     add_past_steps(ledger_, decision.generation, checkpoints, &a);
   const auto unpinned = adopt_plan(std::move(plan), options_.job, &durable_);
+  ledger_.continue_from(durable_.assignment());
   planned_ms_ = now_ms_;
   pause_.begin_generation();
   times_.begin(decision.placement.layout, hosts_of(decision.placement, roster_),
@@ -128,10 +128,12 @@ void Coordinator::finish_steps(int64_t committed) {
     times_.set_link(roster_.link_bytes_per_s(durable_.generation()), now_ms_);
   if (backlog_full_) return;
   // A state in memory proves nothing until all ranks have restored it.
-  if (source.kind() == pb::Source::MEMORY && committed >= source.step())
-    restore_steps(source.states(0).generation(), source.step(),
-                  durable_.generation());
-  for (const auto& entry : ledger_.advance(durable_.generation(), committed)) {
+  const int64_t number = durable_.generation();
+  if (ledger_.origin(number, committed)) {
+    if (just_started() && ledger_.last_known(number) < source.step()) return;
+    restore_steps(number, source.step(), number + 1);
+  }
+  for (const auto& entry : ledger_.advance(number, committed)) {
     record(entry);
     detector_.note_step(entry.metrics->step_s());
     times_.add_step(entry.metrics->step_s(), now_ms_);
@@ -152,6 +154,8 @@ void Coordinator::record(const StepLedger::Entry& entry) {
 // generation `next` continues.
 void Coordinator::restore_steps(int64_t generation, int64_t step,
                                 int64_t next) {
+  if (const auto from = ledger_.origin(generation, step))
+    restore_steps(from->generation, from->step, generation);
   if (ledger_.abandon_between(generation, step, next, &durable_))
     persist();  // before the steps are in the metrics log
   for (const auto& entry : ledger_.restore(generation, step)) record(entry);
@@ -233,8 +237,7 @@ void Coordinator::end_generation() {
   gathering_.end_generation(verdict, now_ms_);
   if (verdict.give_up) return terminate(pb::Durable::FAILED, verdict.reason);
   if (verdict.unsaved) wait_to_save();
-  if (verdict.unreadable)
-    wait_for(wait_for_inputs(text_of(durable_.cause()), verdict.backoff_ms));
+  if (verdict.unreadable) wait_for(no_inputs(durable_, verdict.backoff_ms));
   // Ranks that finish the last step in order have saved it, unless their
   // workers killed them before. It may have been finished before by a
   // generation that failed to save it.
@@ -253,9 +256,7 @@ void Coordinator::wait_to_save() {
     emit(decline_stop(why, &durable_));
   const int64_t wait_ms = wait_for_storage_ms(checkpoints_.count_failed_end());
   gathering_.back_off(now_ms_ + wait_ms);
-  const std::string& error = checkpoints_.last_error();
-  wait_for(wait_for_room_to_save(ledger_.last_finished(),
-                                 error.empty() ? why : error, wait_ms));
+  wait_for(unsaved_end(ledger_, checkpoints_, why, wait_ms));
 }
 
 // It is refused if it was given fewer steps than it has made.
@@ -274,9 +275,8 @@ void Coordinator::terminate(pb::Durable::Phase phase, const std::string& why) {
   if (phase == pb::Durable::DONE || !retention_.has_unsaved_steps(view()))
     durable_.clear_assignment();
   set_phase(phase);
-  const bool explained = phase == pb::Durable::FAILED || refused_job_;
-  emit(end_event(phase, explained ? why : "", roster_.unreached_text(),
-                 retention_.only_in_memory(view())));
+  emit(end_event(phase, phase == pb::Durable::FAILED || refused_job_ ? why : "",
+                 roster_.unreached_text(), retention_.only_in_memory(view())));
 }
 
 }  // namespace remesh::core

@@ -16,6 +16,25 @@ StepLedger::StepLedger(int64_t last_finished,
   for (const pb::Durable::Abandoned& a : durable.abandoned())
     first_steps_.push_back({a.generation(), a.step(), a.after()});
   for (const pb::StepMetrics& m : recent) remember(m);
+  continue_from(durable.assignment());
+}
+
+void StepLedger::continue_from(const pb::Assignment& a) {
+  std::erase_if(origins_,
+                [&](auto& o) { return o.second.step <= last_finished_; });
+  const pb::Source& source = a.source();
+  if (source.states().empty() || source.step() <= last_finished_) return;
+  const Origin o{source.states(0).generation(), source.step()};
+  if (o.generation < a.generation()) origins_[a.generation()] = o;
+}
+
+std::optional<StepLedger::Origin> StepLedger::origin(int64_t generation,
+                                                     int64_t step) const {
+  const auto it = origins_.find(generation);
+  if (it == origins_.end() || it->second.step > step ||
+      it->second.step <= last_finished_)
+    return std::nullopt;
+  return it->second;
 }
 
 void StepLedger::remember(const pb::StepMetrics& m) {
@@ -106,9 +125,9 @@ void StepLedger::prove(const std::vector<CheckpointInfo>& checkpoints) {
         proven_[m.generation()].emplace(m.step(), m);
 }
 
-// The metrics of a step in the history of the generation. The generation
-// continued from a finished step, so it made the step itself, unless the
-// metrics log was lost; then a checkpoint may show which earlier one did.
+// The metrics of a step in the history of the generation. The generation made
+// the step itself, unless it continued from a later one that was not finished.
+// If that is not known, a checkpoint may show which earlier one made it.
 const pb::StepMetrics* StepLedger::find(int64_t generation,
                                         int64_t step) const {
   const auto found = [step](const auto& by_generation, int64_t g) {
@@ -119,6 +138,9 @@ const pb::StepMetrics* StepLedger::find(int64_t generation,
     return m == steps->second.end() ? none : &m->second;
   };
   if (const auto* m = found(reported_, generation)) return m;
+  if (const auto from = origins_.find(generation);
+      from != origins_.end() && step <= from->second.step)
+    if (const auto* m = find(from->second.generation, step)) return m;
   for (auto g = proven_.upper_bound(generation); g != proven_.begin();) {
     --g;
     if (const auto* m = found(proven_, g->first)) {

@@ -36,10 +36,23 @@ class StepLedger {
 
   StepLedger() = default;
   // recent: the newest of the metrics log, in order. durable: the branches that
-  // were abandoned.
+  // were abandoned, and where the newest generation continued.
   StepLedger(int64_t last_finished, const std::vector<pb::StepMetrics>& recent,
              std::vector<FirstStep> first_steps,
              const pb::Durable& durable = {});
+
+  // A step of a generation's history that another one made: the newest of them.
+  struct Origin {
+    int64_t generation = 0;
+    int64_t step = 0;
+  };
+
+  // The generation continues from a state in memory, if its source is one: its
+  // history has the steps up to that, which may not be finished yet.
+  void continue_from(const pb::Assignment& assignment);
+  // Where the generation continued, if the step there is not finished and not
+  // beyond `step`.
+  std::optional<Origin> origin(int64_t generation, int64_t step) const;
 
   void report(const pb::StepMetrics& metrics);
   // Replaces what earlier scans proved.
@@ -92,6 +105,7 @@ class StepLedger {
   // also concern earlier generations: a worker that was silent may return with
   // newer steps than the log has, and with their state.
   std::map<int64_t, Steps> reported_, proven_;
+  std::map<int64_t, Origin> origins_;  // by generation
 };
 
 }  // namespace remesh::core

@@ -741,6 +741,19 @@ TEST(Agent, ReportsTheStepsOfAFencedGenerationWhileItHoldsTheirState) {
   // They may be many, so not every report includes them.
   EXPECT_EQ(told(agent.on(Tick{}, 2500)), Steps{});
   EXPECT_EQ(told(agent.on(Tick{}, 4000)), (Steps{1, 2}));
+  // The next generation has restored step 1, which a coordinator that was
+  // killed has not recorded.
+  pb::Directive d = directive(++seq, 2, pb::Directive::PREPARE, 1);
+  d.set_state_job(7);
+  merge_text("kind: MEMORY step: 1 states { generation: 1 }",
+             d.mutable_assignment()->mutable_source());
+  agent.on(DirectiveReceived{d}, 5000);
+  tell(pb::Directive::RUN, 2, 5001);
+  agent.on(RankExited{2, 0, 0, 9, 0, "", {}}, 5002);
+  agent.on(TornDown{2}, 5003);
+  auto mine = held(1);
+  mine.set_generation(2);
+  EXPECT_EQ(told(agent.on(InventoryTaken{7, 2, {mine}, {}}, 5004)), Steps{1});
 }
 
 }  // namespace

@@ -116,6 +116,32 @@ TEST(StepLedger, StepsThatAreNotFinishedAreBounded) {
   EXPECT_EQ(full.last_known(5), kAhead);
 }
 
+// The coordinator was down until a generation had made steps, and does not have
+// those before them in its record.
+TEST(StepLedger, AGenerationHasTheStepsBeforeTheStateThatItRestored) {
+  pb::Durable d;
+  merge_text(
+      "generation: 3 source { kind: MEMORY step: 5 states { generation: 1 } }",
+      d.mutable_assignment());
+  StepLedger ledger(2, {}, {}, d);
+  for (int64_t n = 3; n <= 6; ++n) ledger.report(step(1, n));
+  for (int64_t n = 6; n <= 7; ++n) ledger.report(step(3, n));
+  EXPECT_EQ(ledger.last_known(3), 7);
+  EXPECT_FALSE(ledger.origin(3, 4));
+  EXPECT_FALSE(ledger.origin(1, 5));
+  const auto from = ledger.origin(3, 5);
+  ASSERT_TRUE(from);
+  EXPECT_EQ(from->generation, 1);
+  EXPECT_EQ(from->step, 5);
+  std::vector<int64_t> generations;
+  for (const auto& e : ledger.restore(3, 7)) {
+    EXPECT_EQ(e.gap_first, 0);
+    generations.push_back(e.metrics->generation());
+  }
+  EXPECT_EQ(generations, (std::vector<int64_t>{1, 1, 1, 3, 3}));
+  EXPECT_FALSE(ledger.origin(3, 7));
+}
+
 TEST(StepLedger, StepsOfAnotherGenerationAreNotFinishedByThisOne) {
   StepLedger ledger;
   ledger.report(step(1, 1));

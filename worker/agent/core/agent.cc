@@ -228,8 +228,14 @@ void Agent::handle(const InventoryTaken& e) {
 }
 
 // Drops metrics that are acknowledged, and those of older generations from
-// whose states here training cannot resume any more.
+// whose states here training cannot resume any more. The coordinator records
+// those up to a state in memory only after all ranks have restored it.
 void Agent::drop_metrics() {
+  const auto continued = [this](const pb::StepMetrics& m) {
+    const pb::Source& source = assignment_->source();
+    return source.kind() == pb::Source::MEMORY && m.step() <= source.step() &&
+           m.generation() == source.states(0).generation();
+  };
   const auto may_resume_from = [this](const pb::StepMetrics& m) {
     const auto& held = inventory_->holdings;
     return std::any_of(held.begin(), held.end(), [&](const auto& h) {
@@ -238,7 +244,7 @@ void Agent::drop_metrics() {
   };
   std::erase_if(metrics_, [&](const auto& m) {
     return m.step() <= metrics_acked_ ||
-           (m.generation() < generation_ &&
+           (m.generation() < generation_ && !(assignment_ && continued(m)) &&
             (inventory_ ? !may_resume_from(m) : state_job_ == 0));
   });
 }
