@@ -84,7 +84,7 @@ void Coordinator::begin_generation(
   if (options_.job.train().max_skipped_steps() > 0)
     add_past_steps(ledger_, decision.generation, checkpoints, &a);
   const auto unpinned = adopt_plan(std::move(plan), options_.job, &durable_);
-  ledger_.continue_from(durable_.assignment());
+  ledger_.continue_from_source(&durable_);
   planned_ms_ = now_ms_;
   pause_.begin_generation();
   times_.begin(decision.placement.layout, hosts_of(decision.placement, roster_),

@@ -16,16 +16,24 @@ StepLedger::StepLedger(int64_t last_finished,
   for (const pb::Durable::Abandoned& a : durable.abandoned())
     first_steps_.push_back({a.generation(), a.step(), a.after()});
   for (const pb::StepMetrics& m : recent) remember(m);
-  continue_from(durable.assignment());
+  for (const pb::Durable::Origin& o : durable.origins())
+    if (o.from() < o.generation())
+      origins_[o.generation()] = {o.from(), o.step()};
 }
 
-void StepLedger::continue_from(const pb::Assignment& a) {
+void StepLedger::continue_from_source(pb::Durable* d) {
   std::erase_if(origins_,
                 [&](auto& o) { return o.second.step <= last_finished_; });
-  const pb::Source& source = a.source();
-  if (source.states().empty() || source.step() <= last_finished_) return;
-  const Origin o{source.states(0).generation(), source.step()};
-  if (o.generation < a.generation()) origins_[a.generation()] = o;
+  const pb::Source& source = d->assignment().source();
+  if (!source.states().empty() && source.step() > last_finished_)
+    origins_[d->generation()] = {source.states(0).generation(), source.step()};
+  d->clear_origins();
+  for (const auto& [generation, from] : origins_) {
+    pb::Durable::Origin* o = d->add_origins();
+    o->set_generation(generation);
+    o->set_from(from.generation);
+    o->set_step(from.step);
+  }
 }
 
 std::optional<StepLedger::Origin> StepLedger::origin(int64_t generation,

@@ -47,9 +47,10 @@ class StepLedger {
     int64_t step = 0;
   };
 
-  // The generation continues from a state in memory, if its source is one: its
-  // history has the steps up to that, which may not be finished yet.
-  void continue_from(const pb::Assignment& assignment);
+  // The newest generation continues from a state in memory, if its source is
+  // one: its history has the steps up to that, which may not be finished yet.
+  // Notes it, also in the journal.
+  void continue_from_source(pb::Durable* durable);
   // Where the generation continued, if the step there is not finished and not
   // beyond `step`.
   std::optional<Origin> origin(int64_t generation, int64_t step) const;

@@ -710,14 +710,16 @@ pb::StateHolding held(int64_t step) {
   return h;
 }
 
-// The job may resume from a step of an older generation while its state is
-// here, so the worker must still have the metrics of these steps.
-TEST(Agent, ReportsTheStepsOfAFencedGenerationWhileItHoldsTheirState) {
+// The coordinator may have been killed before it has recorded the steps of an
+// older generation, which are those before a state that was restored.
+TEST(Agent, ReportsTheStepsOfAFencedGenerationUntilTheyAreOnDisk) {
   Agent agent(worker_a());
   uint64_t seq = 0;
-  const auto tell = [&](pb::Directive::Goal goal, int64_t g, int64_t now) {
+  const auto tell = [&](pb::Directive::Goal goal, int64_t g, int64_t now,
+                        int64_t acked = 0) {
     pb::Directive d = directive(++seq, g, goal, 1);
     d.set_state_job(7);
+    d.set_metrics_acked(acked);
     return agent.on(DirectiveReceived{d}, now);
   };
   const auto told = [](const std::vector<Action>& actions) {
@@ -737,23 +739,21 @@ TEST(Agent, ReportsTheStepsOfAFencedGenerationWhileItHoldsTheirState) {
   EXPECT_EQ(told(agent.on(TornDown{1}, 1002)), (Steps{1, 2, 3}));
   // Step 3 was not committed.
   EXPECT_EQ(told(agent.on(InventoryTaken{7, 1, {held(1), held(2)}, {}}, 1003)),
-            (Steps{1, 2}));
+            (Steps{1, 2, 3}));
   // They may be many, so not every report includes them.
   EXPECT_EQ(told(agent.on(Tick{}, 2500)), Steps{});
-  EXPECT_EQ(told(agent.on(Tick{}, 4000)), (Steps{1, 2}));
-  // The next generation has restored step 1, which a coordinator that was
-  // killed has not recorded.
-  pb::Directive d = directive(++seq, 2, pb::Directive::PREPARE, 1);
-  d.set_state_job(7);
-  merge_text("kind: MEMORY step: 1 states { generation: 1 }",
-             d.mutable_assignment()->mutable_source());
-  agent.on(DirectiveReceived{d}, 5000);
+  EXPECT_EQ(told(agent.on(Tick{}, 4000)), (Steps{1, 2, 3}));
+  // The next generation has restored step 1 in place, and step 2 is gone.
+  tell(pb::Directive::PREPARE, 2, 5000);
   tell(pb::Directive::RUN, 2, 5001);
   agent.on(RankExited{2, 0, 0, 9, 0, "", {}}, 5002);
   agent.on(TornDown{2}, 5003);
   auto mine = held(1);
   mine.set_generation(2);
-  EXPECT_EQ(told(agent.on(InventoryTaken{7, 2, {mine}, {}}, 5004)), Steps{1});
+  EXPECT_EQ(told(agent.on(InventoryTaken{7, 2, {mine}, {}}, 5004)),
+            (Steps{1, 2, 3}));
+  tell(pb::Directive::IDLE, 2, 6000, 2);
+  EXPECT_EQ(told(agent.on(Tick{}, 8500)), Steps{3});
 }
 
 }  // namespace

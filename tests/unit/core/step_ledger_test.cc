@@ -121,8 +121,10 @@ TEST(StepLedger, StepsThatAreNotFinishedAreBounded) {
 TEST(StepLedger, AGenerationHasTheStepsBeforeTheStateThatItRestored) {
   pb::Durable d;
   merge_text(
-      "generation: 3 source { kind: MEMORY step: 5 states { generation: 1 } }",
-      d.mutable_assignment());
+      "generation: 3 assignment {"
+      "  source { kind: MEMORY step: 5 states { generation: 1 } } }",
+      &d);
+  StepLedger(2, {}, {}).continue_from_source(&d);
   StepLedger ledger(2, {}, {}, d);
   for (int64_t n = 3; n <= 6; ++n) ledger.report(step(1, n));
   for (int64_t n = 6; n <= 7; ++n) ledger.report(step(3, n));
@@ -140,6 +142,8 @@ TEST(StepLedger, AGenerationHasTheStepsBeforeTheStateThatItRestored) {
   }
   EXPECT_EQ(generations, (std::vector<int64_t>{1, 1, 1, 3, 3}));
   EXPECT_FALSE(ledger.origin(3, 7));
+  ledger.continue_from_source(&d);
+  EXPECT_EQ(d.origins_size(), 0);
 }
 
 TEST(StepLedger, StepsOfAnotherGenerationAreNotFinishedByThisOne) {

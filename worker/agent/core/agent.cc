@@ -131,8 +131,12 @@ void Agent::handle(const DirectiveReceived& e) {
     asked_ = TakeInventory{};
     inventory_.reset();
   }
+  // Those of older generations are kept until then, too: the coordinator
+  // records them only once a state that includes their steps is restored, and
+  // may have been killed before.
   metrics_acked_ = std::max(metrics_acked_, d.metrics_acked());
-  drop_metrics();
+  std::erase_if(metrics_,
+                [&](const auto& m) { return m.step() <= metrics_acked_; });
   // Also after its own ranks have ended: those of others may wait.
   if (d.want_fences() && d.generation() == ranks_generation_)
     send_fences(/*all=*/true);
@@ -223,30 +227,7 @@ void Agent::handle(const InventoryTaken& e) {
   // Outdated if ranks have been started in the meantime.
   if (e.job != state_job_ || e.generation != ranks_generation_) return;
   inventory_ = e;
-  drop_metrics();
   if (!busy_) urgent_ = true;
-}
-
-// Drops metrics that are acknowledged, and those of older generations from
-// whose states here training cannot resume any more. The coordinator records
-// those up to a state in memory only after all ranks have restored it.
-void Agent::drop_metrics() {
-  const auto continued = [this](const pb::StepMetrics& m) {
-    const pb::Source& source = assignment_->source();
-    return source.kind() == pb::Source::MEMORY && m.step() <= source.step() &&
-           m.generation() == source.states(0).generation();
-  };
-  const auto may_resume_from = [this](const pb::StepMetrics& m) {
-    const auto& held = inventory_->holdings;
-    return std::any_of(held.begin(), held.end(), [&](const auto& h) {
-      return h.generation() == m.generation() && h.step() >= m.step();
-    });
-  };
-  std::erase_if(metrics_, [&](const auto& m) {
-    return m.step() <= metrics_acked_ ||
-           (m.generation() < generation_ && !(assignment_ && continued(m)) &&
-            (inventory_ ? !may_resume_from(m) : state_job_ == 0));
-  });
 }
 
 void Agent::handle(const Refused& e) {

@@ -224,7 +224,6 @@ class Agent {
   bool any_alive() const;
   bool all_saved() const;
   void absorb(const RankSample& sample);
-  void drop_metrics();
   void push_request();
   void send_fences(bool all);
   void set_state(pb::Report::State state);
