@@ -239,20 +239,20 @@ Inventory Recovery::gather(const Inputs& in) const {
 // A state beyond the steps whose metrics are known leaves a gap in the metrics
 // log. A few steps that nobody has seen are better computed again, as many as
 // the states of a rank differ by: such a state is chosen only if finished steps
-// would be lost without it, or more than these.
+// or a saved one would be lost without it, or more than these.
 StateChoice Recovery::choose(Inventory& candidates, const Inputs& in,
                              const std::set<std::string>& hosts) const {
   constexpr int64_t kMostAgain = 2;
   candidates.hosts = hosts;
   StateChoice c = choose_state(table(), candidates);
-  const bool loses = c.step < in.ledger.last_finished();
+  const bool loses =
+      c.step < std::max(in.ledger.last_finished(),
+                        choose_state(nullptr, saved_states(in)).step);
   if (!loses && c.kind == pb::Source::MEMORY) return c;
   const auto known = std::exchange(candidates.known_steps, {});
   StateChoice all = choose_state(table(), candidates);
   candidates.known_steps = known;
-  const bool starts_over =
-      c.kind == pb::Source::INIT && all.kind == pb::Source::CHECKPOINT;
-  return all.step > c.step + (loses || starts_over ? 0 : kMostAgain) ? all : c;
+  return all.step > c.step + (loses ? 0 : kMostAgain) ? all : c;
 }
 
 StateChoice Recovery::newest(const Inputs& in) const {

@@ -172,6 +172,9 @@ TEST_F(MemoryRecovery, OnlyAFewStepsWithoutMetricsAreMadeAgain) {
     return decide().source;
   };
   EXPECT_EQ(source_at(12).path(), "step-10");
+  scan_.valid.push_back({.step = 11, .generation = 1, .path = "step-11"});
+  EXPECT_EQ(source_at(12).step(), 12) << "step 11 is finished: it is saved";
+  scan_.valid.pop_back();
   EXPECT_EQ(source_at(13).kind(), pb::Source::MEMORY);
   EXPECT_EQ(source_at(13).step(), 13);
   scan_.valid.push_back({.step = 40, .generation = 1, .path = "step-40"});

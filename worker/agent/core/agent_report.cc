@@ -7,6 +7,7 @@ namespace {
 
 // Between reports with the many metrics of older generations.
 constexpr int64_t kOlderMetricsEveryMs = 2000;
+constexpr size_t kFewMetrics = 256;
 
 }  // namespace
 
@@ -20,8 +21,10 @@ void Agent::report() {
   if (ranks_generation_ == generation_)
     for (const auto& [rank, s] : ranks_) *r.add_ranks() = s;
   r.set_leaving(leaving_);
-  const bool with_older =
-      urgent_ || now_ms_ - older_sent_ms_ >= kOlderMetricsEveryMs;
+  // A coordinator that was started again plans once it knows the states here,
+  // and must know the steps before them by then.
+  const bool with_older = urgent_ || metrics_.size() <= kFewMetrics ||
+                          now_ms_ - older_sent_ms_ >= kOlderMetricsEveryMs;
   if (with_older) older_sent_ms_ = now_ms_;
   for (const pb::StepMetrics& m : metrics_)
     if ((with_older || m.generation() == generation_) &&
