@@ -269,7 +269,7 @@ std::optional<pb::Cause> FailureDetector::find_unprepared(
         ahead, d.generation()));
   const std::string worker = lost_source(view, forgiving);
   if (worker.empty()) return std::nullopt;
-  const std::string what = "has lost a state that the generation starts from";
+  const std::string what = "lost a state that the generation starts from";
   const Roster::Member* m = view.roster.find_alive(worker);
   if (adopted || m == nullptr ||
       !participates(d, worker, m->report.incarnation()))

@@ -33,7 +33,8 @@ enum ExitCode : int {
   kExitOrphan = 69,      // rank: its worker daemon is gone
   kExitUnreadable = 70,  // rank: the data set or a checkpoint cannot be read
                          // now; its host is cordoned, or, if no other hosts
-                         // are left, the job waits and tries again
+                         // are left, a job that has made steps waits and tries
+                         // again
   kExitTryAgain = 75,    // temporary failure: the same command may succeed
                          // later; coordinator: restart the daemon
   kExitInterrupted = 130,

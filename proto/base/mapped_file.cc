@@ -36,10 +36,12 @@ Status MappedFile::load(std::span<const std::byte> bytes) const {
   static const auto page = static_cast<uintptr_t>(::sysconf(_SC_PAGESIZE));
   const auto begin = reinterpret_cast<uintptr_t>(bytes.data());
   const uintptr_t first = begin / page * page;
+  // Other errors, as of old kernels and without memory, say nothing of the
+  // file.
   if (bytes.empty() ||
       ::madvise(reinterpret_cast<void*>(first), begin + bytes.size() - first,
                 MADV_POPULATE_READ) == 0 ||
-      errno == EINVAL)
+      (errno != EFAULT && errno != EHWPOISON))
     return ok_status();
   return io_error(path_ +
                   ": cannot be read: the storage returned an error, or the "

@@ -82,8 +82,7 @@ TEST_F(FailureDetectorTest, AWorkerThatTakesItsStateBackIsAtFault) {
   ASSERT_TRUE(f);
   EXPECT_FALSE(f->planned());
   EXPECT_EQ(text_of(*f),
-            "worker b on host-b: has lost a state that the generation starts "
-            "from");
+            "worker b on host-b: lost a state that the generation starts from");
   EXPECT_EQ(f->hosts(0), "host-b");
   // A journal may be older than what its workers have, and a worker that was
   // started again has no state.
