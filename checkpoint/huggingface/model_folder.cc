@@ -57,12 +57,30 @@ bool same_elements(const Tensor& a, const Tensor& b) {
 
 }  // namespace
 
+// The bytes of a file, of which those of a usual header are loaded.
+Result<std::span<const std::byte>> ModelFolder::map(const std::string& path) {
+  constexpr size_t kUsualHeader = 1 << 20;
+  ASSIGN_OR_RETURN(MappedFile mapped, MappedFile::open(path));
+  files_.push_back(std::move(mapped));
+  const auto bytes = files_.back().bytes();
+  RETURN_IF_ERROR(load(bytes.first(std::min(bytes.size(), kUsualHeader))));
+  return bytes;
+}
+
+// Loads bytes of one of the files (mapped_file.h).
+Status ModelFolder::load(std::span<const std::byte> bytes) const {
+  for (const MappedFile& file : files_)
+    if (const auto all = file.bytes();
+        bytes.data() >= all.data() && bytes.data() < all.data() + all.size())
+      return file.load(bytes);
+  return ok_status();
+}
+
 // Maps a file and adds its tensors.
 Status ModelFolder::map_file(const std::string& file, Tensors& tensors) {
   const std::string path = path_join(path_, file);
-  ASSIGN_OR_RETURN(MappedFile mapped, MappedFile::open(path));
-  ASSIGN_OR_RETURN(Tensors found, parse_safetensors(mapped.bytes(), path));
-  files_.push_back(std::move(mapped));
+  ASSIGN_OR_RETURN(const auto bytes, map(path));
+  ASSIGN_OR_RETURN(Tensors found, parse_safetensors(bytes, path));
   for (auto& [name, tensor] : found)
     if (!tensors.emplace(name, std::move(tensor)).second)
       return corrupt(fmt::format("{}: tensor {} is in another file too", path,
@@ -141,9 +159,13 @@ Status ModelFolder::match(const Tensors& tensors) {
   for (const auto& [name, tensor] : tensors) {
     if (known.contains(name) || is_recomputed(name)) continue;
     const bool head = name == "lm_head.weight";
-    if (head && same_elements(tensor, params_[static_cast<size_t>(table_.find(
-                                          geometry::Role::kEmbedding))]))
-      continue;
+    const Tensor& embedding =
+        params_[static_cast<size_t>(table_.find(geometry::Role::kEmbedding))];
+    if (head) {
+      RETURN_IF_ERROR(load(tensor.bytes));
+      RETURN_IF_ERROR(load(embedding.bytes));
+      if (same_elements(tensor, embedding)) continue;
+    }
     return invalid_argument(fmt::format(
         "{}: tensor {} {}", path_, printable(name),
         head ? "differs from the embedding, but tie_word_embeddings is true"
@@ -176,9 +198,8 @@ Result<NamedTensors> ModelFolder::read_names(FileSystem& fs) {
   }
   interleaved_ = true;
   if (path_.ends_with(kLlama2cSuffix)) {
-    ASSIGN_OR_RETURN(MappedFile file, MappedFile::open(path_));
-    files_.push_back(std::move(file));
-    return parse_llama2c(files_.back().bytes(), path_);
+    ASSIGN_OR_RETURN(const auto bytes, map(path_));
+    return parse_llama2c(bytes, path_);
   }
   const std::string params = path_join(path_, kParamsName);
   if (!fs.exists(params))
@@ -192,7 +213,7 @@ Result<NamedTensors> ModelFolder::read_names(FileSystem& fs) {
         path_, kConsolidatedName));
   Tensors tensors;
   RETURN_IF_ERROR(map_file(kConsolidatedName, tensors));
-  return parse_consolidated(text, std::move(tensors), params);
+  return parse_consolidated(text, tensors, params);
 }
 
 Result<ModelFolder> ModelFolder::open(FileSystem& fs, const std::string& path) {
@@ -204,20 +225,30 @@ Result<ModelFolder> ModelFolder::open(FileSystem& fs, const std::string& path) {
   return folder;
 }
 
-void ModelFolder::read(size_t param, const geometry::Rect& rect, float* out,
-                       int64_t row_stride) const {
+Status ModelFolder::read(size_t param, const geometry::Rect& rect, float* out,
+                         int64_t row_stride) const {
   const Tensor& t = params_[param];
   const geometry::Role role = table_[param].role;
   const bool pairs = interleaved_ && (role == geometry::Role::kQuery ||
                                       role == geometry::Role::kKey);
   const int64_t cols = t.shape.back();
+  const size_t size = dtype_size(t.dtype);
+  const auto load_elements = [&](int64_t first, int64_t count) {
+    return load(t.bytes.subspan(static_cast<size_t>(first) * size,
+                                static_cast<size_t>(count) * size));
+  };
+  const bool contiguous = !pairs && rect.cols == cols;
+  if (contiguous) RETURN_IF_ERROR(load_elements(rect.row * cols, rect.numel()));
   for (int64_t r = 0; r < rect.rows; ++r) {
     const int64_t row =
         pairs ? interleaved_row(rect.row + r, config_.model.head_dim())
               : rect.row + r;
-    read_elements(t, row * cols + rect.col,
+    const int64_t first = row * cols + rect.col;
+    if (!contiguous) RETURN_IF_ERROR(load_elements(first, rect.cols));
+    read_elements(t, first,
                   {out + r * row_stride, static_cast<size_t>(rect.cols)});
   }
+  return ok_status();
 }
 
 }  // namespace remesh::huggingface

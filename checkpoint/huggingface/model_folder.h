@@ -56,9 +56,10 @@ class ModelFolder {
   const geometry::ParamTable& table() const { return table_; }
 
   // Elements of `rect` of parameter `param` (of the table), in fp32: row i to
-  // out + i * row_stride. REQUIRES: the rectangle is inside the parameter.
-  void read(size_t param, const geometry::Rect& rect, float* out,
-            int64_t row_stride) const;
+  // out + i * row_stride. Io if the storage returns an error.
+  // REQUIRES: the rectangle is inside the parameter.
+  Status read(size_t param, const geometry::Rect& rect, float* out,
+              int64_t row_stride) const;
   // What was read is no longer memory of this process (mapped_file.h).
   void release_pages() const {
     for (const MappedFile& file : files_) file.release_pages();
@@ -66,6 +67,8 @@ class ModelFolder {
 
  private:
   explicit ModelFolder(std::string path) : path_(std::move(path)) {}
+  Result<std::span<const std::byte>> map(const std::string& path);
+  Status load(std::span<const std::byte> bytes) const;
   Status map_file(const std::string& file, Tensors& tensors);
   Status map_files(FileSystem& fs, Tensors& tensors);
   Result<NamedTensors> read_names(FileSystem& fs);

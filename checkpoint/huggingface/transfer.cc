@@ -91,7 +91,8 @@ Result<int> write_shards(FileSystem& fs, const ModelFolder& model,
     values.resize(static_cast<size_t>(b.elements));
     zeros.resize(values.size());
     for (const Piece& p : b.pieces)
-      model.read(p.param, p.rect, values.data() + p.at, p.row_stride);
+      RETURN_IF_ERROR(
+          model.read(p.param, p.rect, values.data() + p.at, p.row_stride));
     model.release_pages();
     RETURN_IF_ERROR(
         store::write_shard(

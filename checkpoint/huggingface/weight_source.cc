@@ -181,8 +181,9 @@ Status WeightSource::load(const geometry::ParamTable& table,
       geometry::Rect band = p.rect;
       band.row += r;
       band.rows = std::min(rows, p.rect.rows - r);
-      folder_->read(p.param, band, weights.data() + p.at + r * p.row_stride,
-                    p.row_stride);
+      RETURN_IF_ERROR(folder_->read(p.param, band,
+                                    weights.data() + p.at + r * p.row_stride,
+                                    p.row_stride));
       tick();
       folder_->release_pages();
     }

@@ -67,7 +67,7 @@ void fuzz_file(const std::string& folder, const std::string& name,
     for (size_t p = 0; p < model.table().size(); ++p) {
       const geometry::Rect all = geometry::full_rect(model.table()[p]);
       values.resize(static_cast<size_t>(all.numel()));
-      model.read(p, all, values.data(), all.cols);
+      RETURN_IF_ERROR(model.read(p, all, values.data(), all.cols));
     }
     return ok_status();
   });

@@ -36,7 +36,7 @@ TEST(ModelFolder, ReadsAnyRectangle) {
       const geometry::Rect part{full.rows / 2, 1, full.rows - full.rows / 2,
                                 full.cols - 2};
       std::vector<float> out(static_cast<size_t>(part.rows * 100), -1);
-      folder.read(p, part, out.data(), 100);
+      ASSERT_OK(folder.read(p, part, out.data(), 100));
       for (int64_t r = 0; r < part.rows; ++r)
         for (int64_t c = 0; c < part.cols; ++c)
           ASSERT_EQ(out[static_cast<size_t>(r * 100 + c)],
@@ -45,6 +45,18 @@ TEST(ModelFolder, ReadsAnyRectangle) {
       EXPECT_EQ(out[static_cast<size_t>(part.cols)], -1);
     }
   }
+}
+
+TEST(ModelFolder, AFileThatCannotBeReadAnyMoreIsNamed) {
+  const SmallFolder f(Dtype::kFp32);
+  ASSERT_OK_AND(const auto folder,
+                ModelFolder::open(*posix_file_system(), f.path()));
+  std::filesystem::resize_file(f.path() + "/model.safetensors", 0);
+  const geometry::Rect all = geometry::full_rect(f.table[0]);
+  std::vector<float> out(static_cast<size_t>(all.numel()));
+  const Status s = folder.read(0, all, out.data(), all.cols);
+  EXPECT_EQ(s.code(), Code::kIo);
+  EXPECT_SAYS(s, "model.safetensors: cannot be read");
 }
 
 TEST(ModelFolder, FollowsTheIndexOfManyFiles) {

@@ -124,7 +124,7 @@ inline void expect_same(const SmallFolder& f, const std::string& path) {
   for (size_t p = 0; p < f.table.size(); ++p) {
     const geometry::Rect all = geometry::full_rect(f.table[p]);
     std::vector<float> values(static_cast<size_t>(all.numel()));
-    model.read(p, all, values.data(), all.cols);
+    ASSERT_OK(model.read(p, all, values.data(), all.cols));
     std::string bytes(f.tensors[p].size(), '\0');
     write_elements(f.dtype, values, std::as_writable_bytes(std::span(bytes)));
     EXPECT_EQ(bytes, f.tensors[p]) << f.shapes[p].name;

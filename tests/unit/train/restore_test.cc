@@ -211,9 +211,8 @@ TEST(Restore, GivenWeightsAreTheSameOnAnyMesh) {
     std::vector<std::vector<float>> whole;
     for (size_t p = 0; p < table.size(); ++p) {
       const geometry::Rect all = geometry::full_rect(table[p]);
-      model.read(p, all,
-                 whole.emplace_back(static_cast<size_t>(all.numel())).data(),
-                 all.cols);
+      auto& values = whole.emplace_back(static_cast<size_t>(all.numel()));
+      ASSERT_OK(model.read(p, all, values.data(), all.cols));
     }
     const Sharding sharding = geometry::random_sharding(random, config, 12);
     SCOPED_TRACE(config.arch + " " + sharding.layout.to_string());
