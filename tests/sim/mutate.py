@@ -92,6 +92,8 @@ class Builder:
         # The checkout may have been reached through a link.
         self.compile = {os.path.realpath(c["file"]): c["command"]
                         for c in commands}
+        self.by_object = {first(r" -o (\S+)", c["command"]): c["command"]
+                          for c in commands}
         self.links = {}
 
     def link_command(self, target):
@@ -106,44 +108,62 @@ class Builder:
         return subprocess.run(command, cwd=self.build, text=True,
                               stdin=subprocess.DEVNULL, capture_output=True)
 
-    def that_include(self, header, texts):
-        """The program's files that include it and are not among `texts`."""
+    def compile_in(self, folder, command, output, source=None):
+        """Runs it with the files in `folder` before those of the project."""
+        words = shlex.split(command)
+        if words[0].endswith("ccache"):
+            words = words[1:]
+        words[words.index("-o") + 1] = output
+        if source:
+            words[words.index("-c") + 1] = str(source)
+        words.insert(1, f"-I{folder}")
+        # What a mutation leaves unused is no reason not to build it.
+        return self.run([*words, "-O1", "-Wno-error"])
+
+    def that_include(self, header, texts, link):
+        """The files that include it, are in a library of the link command and
+        not among `texts`."""
         paths = [os.path.relpath(f, ROOT) for f in self.compile]
         found = {p: (ROOT / p).read_text() for p in paths
                  if p not in texts and not p.startswith(("tests", "bench", ".."))
                  and p.endswith(".cc") and (ROOT / p).exists()}
         return {p: text for p, text in found.items()
-                if f'#include "{header}"' in text}
+                if f'#include "{header}"' in text
+                and f" {self.library_folder(p)}/lib" in link}
+
+    def library_folder(self, path):
+        return first(r" -o (\S+)/CMakeFiles/", self.compile[str(ROOT / path)])
 
     def program_of(self, mutant, folder, control):
         """Path of the mutant's program, and what the compiler said if none."""
         texts = sources(mutant, control)
+        link = self.link_command(mutant.by)
         for path in [p for p in texts if p.endswith(".h")]:
-            texts.update(self.that_include(path, texts))
+            texts.update(self.that_include(path, texts, link))
         for path, text in texts.items():
             source = folder / path
             source.parent.mkdir(parents=True, exist_ok=True)
             source.write_text(text)
+        program = folder / mutant.by
         objects = []
         for path in [p for p in texts if p.endswith(".cc")]:
-            source = folder / path
-            words = shlex.split(self.compile[str(ROOT / path)])
-            if words[0].endswith("ccache"):
-                words = words[1:]
-            objects.append(str(source) + ".o")
-            words[words.index("-o") + 1] = objects[-1]
-            words[words.index("-c") + 1] = str(source)
-            words.insert(1, f"-I{folder}")
-            # What a mutation leaves unused is no reason not to build it.
-            done = self.run([*words, "-O1", "-Wno-error"])
+            objects.append(str(folder / path) + ".o")
+            done = self.compile_in(folder, self.compile[str(ROOT / path)],
+                                   objects[-1], folder / path)
             if done.returncode != 0:
                 return None, done.stderr
-        program = folder / mutant.by
-        link = self.link_command(mutant.by)
+        if any(p.endswith(".h") for p in texts):  # the test's own copies of it
+            for i, word in enumerate(set(link.split()) & set(self.by_object)):
+                own = str(folder / f"{i}.o")
+                done = self.compile_in(folder, self.by_object[word], own)
+                if done.returncode != 0:
+                    return None, done.stderr
+                link = link.replace(f" {word} ", f" {own} ")
         link = link.replace(f"-o bin/{mutant.by}",
                             f"-o {program} {' '.join(objects)}")
         done = self.run(["sh", "-c", link])
-        return (program, "") if done.returncode == 0 else (None, done.stderr)
+        return ((program, "") if done.returncode == 0 else
+                (None, done.stdout + done.stderr))
 
 
 def first(pattern, text):

@@ -72,6 +72,12 @@ TEST_F(BlameTest, OnlyTheWorkerIsBlamedIfOthersOfItsHostAreWell) {
   set_workers({"w"}, &failure);
   failure.set_at_start(true);
   EXPECT_EQ(sites(failure), std::vector<std::string>{"h"});
+  for (int i = 0; i < 2; ++i)
+    suspect({.host = "h", .worker = "w"}, failure, 0, 0,
+            durable.mutable_host_faults());
+  EXPECT_EQ(sites(failure), std::vector<std::string>{"worker w on h"})
+      << "it failed while the others were there";
+  durable.clear_host_faults();
   hear_on("h", "v");
   EXPECT_EQ(sites(failure), std::vector<std::string>{"worker w on h"});
   for (int i = 0; i < 3; ++i)

@@ -437,6 +437,25 @@ TEST_F(RecoveryTest, NeverUsesInitialWeightsWhileCheckpointsExist) {
   EXPECT_HAS(d.why.value(), "step-5: does not load");
 }
 
+TEST_F(RecoveryTest, ACheckpointThatDoesNotLoadIsTriedOnOtherHosts) {
+  durable = running({"a"});
+  hear_all({"a", "b"});
+  const auto tries_on = [&](const std::vector<std::string>& workers) {
+    planner::Placement next;
+    for (const std::string& w : workers)
+      next.ranks.emplace_back().set_worker(w);
+    return try_elsewhere(next, view(), &durable);
+  };
+  EXPECT_FALSE(tries_on({"b"})) << "every checkpoint loads";
+  durable.mutable_refusals()->add_checkpoints("step-5");
+  durable.mutable_refusals()->add_checkpoint_steps(5);
+  EXPECT_FALSE(tries_on({"a"}));
+  EXPECT_EQ(durable.refusals().checkpoints_size(), 1);
+  EXPECT_TRUE(tries_on({"a", "b"}));
+  EXPECT_EQ(durable.refusals().checkpoints_size(), 0);
+  EXPECT_EQ(durable.refusals().checkpoint_steps_size(), 0);
+}
+
 TEST_F(RecoveryTest, RefusesAMemorySourceOnlyWhileAllOfItIsThere) {
   durable = running({"a"});
   pb::Source* source = durable.mutable_assignment()->mutable_source();

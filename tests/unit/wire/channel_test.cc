@@ -62,8 +62,8 @@ std::vector<PeerId> take_lost(Server& s, int64_t ms = 30'000) {
 
 std::unique_ptr<Server> bind_or_die(
     const std::string& address = "tcp://127.0.0.1:0") {
-  // Peers that a test makes answer no heartbeats.
-  return std::move(Server::bind(address, std::nullopt, 60'000)).value();
+  constexpr int kHour = 3'600'000;  // peers of a test answer no heartbeats
+  return std::move(Server::bind(address, std::nullopt, kHour)).value();
 }
 
 std::unique_ptr<Client> connect_or_die(const std::string& address) {
@@ -459,7 +459,7 @@ TEST(Channel, ManyFirstMessagesThatDoNotEndCloseTheirConnections) {
     peers.back()->send_bytes(part);
   };
   const auto is_closed = [&] {
-    server->close_offenders();
+    server->close_offenders(/*silent_ms=*/1'000'000);
     return peers.front()->closed_within(100);
   };
   for (size_t i = 0; i < kMaxConnectionsOfSource; ++i) add();
