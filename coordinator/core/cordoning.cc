@@ -55,12 +55,21 @@ bool Cordoning::awaits_proven(const std::vector<Site>& failed) const {
   });
 }
 
+// Whether the job would wait without end if nobody could read its inputs.
+bool Cordoning::awaits_inputs(const pb::Cause& fault) const {
+  return fault.exit_code() == kExitUnreadable && in_.view.last_finished > 0;
+}
+
 // Whether workers remain with which the job has not failed in this way. For
-// those that are cordoned for something else the job waits.
+// those that are cordoned for something else the job waits. For workers that
+// may return it does, too, unless it waits for its inputs anyway: then it sees
+// what happens when they are back. What could not be read may be readable again
+// where ranks have not failed this time.
 bool Cordoning::others_remain(const std::vector<Site>& failed,
                               const pb::Cause& fault) const {
-  if (in_.view.roster.others_may_return(in_.elastic.rejoin_wait_ms(),
-                                        in_.view.now_ms))
+  const bool waits = awaits_inputs(fault);
+  if (!waits && in_.view.roster.others_may_return(in_.elastic.rejoin_wait_ms(),
+                                                  in_.view.now_ms))
     return true;
   const auto& members = in_.view.roster.members();
   return std::ranges::any_of(members, [&](const auto& named) {
@@ -68,7 +77,8 @@ bool Cordoning::others_remain(const std::vector<Site>& failed,
     const Roster::Member& m = named.second;
     const std::string& host = m.report.host();
     return m.alive && m.reported && !m.leaving() && m.report.slots() > 0 &&
-           !failed_alike(*in_.faults, host, name, fault) &&
+           ((waits && has_ranks(in_.view.durable, name)) ||
+            !failed_alike(*in_.faults, host, name, fault)) &&
            std::ranges::none_of(
                failed, [&](const Site& s) { return concerns(s, host, name); });
   });
@@ -173,7 +183,8 @@ Consequence Cordoning::after(const pb::Cause& noticed) {
     return blame.sites.empty()    ? Consequence::kNone
            : blame.others_can_run ? Consequence::kOthersCanRun
                                   : Consequence::kSuspected;
-  if (!others_remain(failing, fault) && !awaits_proven(failing))
+  if (!others_remain(failing, fault) &&
+      (awaits_inputs(fault) || !awaits_proven(failing)))
     return Consequence::kNone;
   for (const Site& site : failing) begin(site, fault);
   return Consequence::kCordoned;
@@ -181,8 +192,7 @@ Consequence Cordoning::after(const pb::Cause& noticed) {
 
 FailureVerdict Cordoning::judge(const pb::Cause& fault, pb::Durable* d) {
   if (fault.exit_code() == kExitSaveFailed) return {.unsaved = true};
-  if (fault.exit_code() == kExitUnreadable && in_.view.last_finished > 0)
-    return judge_unreadable(fault, d);
+  if (awaits_inputs(fault)) return judge_unreadable(fault, d);
   const pb::Source& source = d->assignment().source();
   count_failure(fault, in_.view.last_finished, source.step(),
                 d->mutable_budget());
@@ -198,12 +208,15 @@ FailureVerdict Cordoning::judge(const pb::Cause& fault, pb::Durable* d) {
 
 // A checkpoint that cannot be read for a long time may be on a bad disk, and
 // older ones elsewhere, so that one of those is tried. If that cannot be read
-// either, it is the storage.
+// either, it is the storage. Then hosts are not cordoned for longer, once
+// others can read it, because it could not be read often.
 FailureVerdict Cordoning::judge_unreadable(const pb::Cause& fault,
                                            pb::Durable* d) {
   constexpr int64_t kBeforeOlder = 20;  // about 8 minutes
   if (after(fault) == Consequence::kCordoned) return {};
   changes_.any = true;
+  for (pb::Cordon& c : *in_.faults->mutable_suspects())
+    if (is_alike(c, fault)) c.set_failures(std::min(c.failures(), kAtFault));
   const int64_t failures = in_.faults->unreadable() + 1;
   in_.faults->set_unreadable(failures);
   const pb::Source& source = d->assignment().source();

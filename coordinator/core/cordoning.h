@@ -74,6 +74,7 @@ class Cordoning {
   const Changes& changes() const { return changes_; }
 
  private:
+  bool awaits_inputs(const pb::Cause& fault) const;
   bool others_remain(const std::vector<Site>& failed,
                      const pb::Cause& fault) const;
   bool awaits_proven(const std::vector<Site>& failed) const;

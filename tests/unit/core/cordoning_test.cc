@@ -2,6 +2,8 @@
 // cannot do without them.
 #include "coordinator/core/cordoning.h"
 
+#include "coordinator/core/durable.h"
+#include "proto/base/exit_code.h"
 #include "tests/testing/expect.h"
 #include "tests/unit/core/builders.h"
 
@@ -81,6 +83,61 @@ TEST_F(CordoningTest, TheLastHostIsCordonedOnlyIfOthersMayReturn) {
   EXPECT_FALSE(is_cordoned(durable.host_faults(), "host-a"));
   roster.expect_unheard(/*until_ms=*/1);
   EXPECT_EQ(after(no_start()), Consequence::kCordoned);
+}
+
+// They fail to read the inputs of the job, which has made a step.
+class UnreadableInputsTest : public CordoningTest {
+ protected:
+  UnreadableInputsTest() {
+    run_on({"a", "b"});
+    count_ranks(durable.mutable_assignment());
+  }
+  // Whether the job waits until somebody can read its inputs.
+  bool waits_after(const Hosts& hosts) {
+    pb::Cause f = cause_of("x");
+    f.set_exit_code(kExitUnreadable);
+    f.set_rank(0);
+    f.mutable_hosts()->Assign(hosts.begin(), hosts.end());
+    ClusterView now = view(now_ms_);
+    now.last_finished = 1;
+    Cordoning c({.view = now,
+                 .policy = policy_,
+                 .elastic = job_.elastic(),
+                 .unix_s = unix_s_,
+                 .faults = durable.mutable_host_faults()});
+    const FailureVerdict v = c.judge(f, &durable);
+    EXPECT_FALSE(v.give_up);
+    changes_ = c.changes();
+    return v.unreadable;
+  }
+};
+
+TEST_F(UnreadableInputsTest, CordonNobodyWhenNobodyReadsThem) {
+  EXPECT_TRUE(waits_after({"host-a", "host-b"}));
+  // Hosts that may return would not read them either, as far as is known.
+  roster.expect_unheard(/*until_ms=*/1);
+  durable.mutable_host_faults()->add_proven("host-c");
+  EXPECT_TRUE(waits_after({"host-a", "host-b"}));
+  EXPECT_EQ(durable.host_faults().cordons_size(), 0);
+}
+
+TEST_F(UnreadableInputsTest, CordonBrieflyHoweverLongNobodyReadThem) {
+  for (int i = 0; i < 20; ++i)
+    ASSERT_TRUE(waits_after({"host-a", "host-b"})) << i;
+  hear_all({"c"});
+  EXPECT_FALSE(waits_after({"host-a", "host-b"}));
+  EXPECT_EQ(begun(), (Hosts{"host-a", "host-b"}));
+  for (const pb::Cordon& c : durable.host_faults().cordons()) {
+    EXPECT_LE(remaining_s(c, unix_s_), 80);
+    EXPECT_TRUE(rescue_wait_ms(c.failures(), job_.elastic()).has_value());
+  }
+}
+
+TEST_F(UnreadableInputsTest, CordonThoseThatDoNotReadThemWhenOthersDoAgain) {
+  for (int i = 0; i < 20; ++i)
+    ASSERT_TRUE(waits_after({"host-a", "host-b"})) << i;
+  EXPECT_FALSE(waits_after({"host-b"}));
+  EXPECT_EQ(begun(), Hosts{"host-b"});
 }
 
 // Then it may be what they share.
