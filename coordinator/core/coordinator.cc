@@ -161,11 +161,11 @@ void Coordinator::take_report(const pb::Report& report,
   if (r.generation() > durable_.generation()) skip_to_generation_of(r);
   for (const pb::StepMetrics* s : metrics_that_count(r, keeps_state_, durable_))
     ledger_.report(*s);
+  for (const pb::Durable::Origin& o : r.origins()) ledger_.report(o);
 }
 
-// The journal was lost or rolled back. Generation numbers are never reused: a
-// generation that was planned since has a number that its workers may know from
-// before, so it ends.
+// The journal was lost or rolled back. Generation numbers are never reused: if
+// one was planned since, its workers may know the number, so it ends.
 void Coordinator::skip_to_generation_of(const pb::Report& r) {
   durable_.set_generation(r.generation());
   emit(journal_behind_event(durable_.generation(), r.worker()));

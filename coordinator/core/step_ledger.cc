@@ -56,7 +56,6 @@ void StepLedger::remember(const pb::StepMetrics& m) {
 
 void StepLedger::report(const pb::StepMetrics& m) {
   constexpr size_t kMaxAhead = 1 << 17;  // finished, but not by all ranks
-  constexpr size_t kMaxGenerations = 64;
   if (m.step() <= last_finished_) return redo(m);
   Steps& steps = reported_[m.generation()];
   steps.emplace(m.step(), m);
@@ -64,8 +63,14 @@ void StepLedger::report(const pb::StepMetrics& m) {
   size_t all = 0;
   for (const auto& of_generation : reported_)
     all += of_generation.second.size();
-  if (reported_.size() > kMaxGenerations || all > 4 * kMaxAhead)
+  if (reported_.size() > kMostGenerations || all > 4 * kMaxAhead)
     reported_.erase(reported_.begin());
+}
+
+void StepLedger::report(const pb::Durable::Origin& o) {
+  if (o.step() > last_finished_)
+    origins_.try_emplace(o.generation(), Origin{o.from(), o.step()});
+  if (origins_.size() > kMostGenerations) origins_.erase(origins_.begin());
 }
 
 // A generation that continued from an older state makes steps once more.

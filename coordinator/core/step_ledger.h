@@ -56,6 +56,8 @@ class StepLedger {
   std::optional<Origin> origin(int64_t generation, int64_t step) const;
 
   void report(const pb::StepMetrics& metrics);
+  // Of a generation that the journal may have forgotten.
+  void report(const pb::Durable::Origin& origin);
   // Replaces what earlier scans proved.
   void prove(const std::vector<CheckpointInfo>& checkpoints);
   // Finishes the reported steps of the generation up to the committed one.
@@ -96,6 +98,7 @@ class StepLedger {
   void redo(const pb::StepMetrics& metrics);
 
   static constexpr size_t kMostRecent = 4096;
+  static constexpr size_t kMostGenerations = 64;
   int64_t last_finished_ = 0;
   // The newest finished ones, and those that were made again.
   std::deque<pb::StepMetrics> recent_;

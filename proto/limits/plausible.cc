@@ -187,6 +187,14 @@ Status check(const pb::Report& r, const Known& known) {
     RETURN_IF_ERROR(check_metrics(m, known.steps));
   for (const pb::StateHolding& h : r.holdings())
     RETURN_IF_ERROR(check_holding(h));
+  RETURN_IF_ERROR(at_most("origins", r.origins_size(), kMaxOrigins));
+  for (const pb::Durable::Origin& o : r.origins()) {
+    RETURN_IF_ERROR(in_range<int64_t>("origins.generation", o.generation(), 1,
+                                      r.generation()));
+    RETURN_IF_ERROR(
+        in_range<int64_t>("origins.from", o.from(), 0, o.generation() - 1));
+    RETURN_IF_ERROR(number("origins.step", o.step()));
+  }
   return ok_status();
 }
 

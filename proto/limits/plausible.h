@@ -42,6 +42,7 @@ inline constexpr size_t kMaxFenceBytes = 64 << 10;  // of a rank
 // An inventory: own states and replicas of several steps, of all slots that the
 // worker has had.
 inline constexpr int kMaxHoldings = 65'536;
+inline constexpr int kMaxOrigins = 64;
 inline constexpr int kMaxDamages = 1024;
 
 // What the receiver of a report knows itself.

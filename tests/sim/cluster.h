@@ -236,8 +236,8 @@ class Cluster {
   void scale();
   void check_source(const pb::Durable& d);
   void check_source_is_there(const pb::Durable& d);
-  void publish(const World& world, Rank& r, int64_t step);
-  bool reporter_is_here(const World& world) const;
+  void publish(World& world, Rank& r, int64_t step);
+  bool reporter_is_here(const World& world, int64_t step) const;
   void check_lost(const pb::Durable& d);
   void check_branch(const pb::StepMetrics& last, int64_t generation);
   void note_safe(int64_t generation, int64_t ms);

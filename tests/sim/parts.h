@@ -113,7 +113,8 @@ struct Cluster::World {
   std::map<int64_t, std::set<int>> own;    // ranks that committed it
   std::map<int, int> replicas_left;        // of the newest step, by rank
   std::map<int64_t, int64_t> complete_ms;  // when all ranks had committed it
-  std::set<std::string> reporters_died;    // dead daemons that had its metrics
+  // Daemons that have the metrics of a step.
+  std::map<int64_t, std::set<std::string>> reporters;
   std::map<std::string, std::set<int64_t>> fences_done;  // by worker
 };
 

@@ -296,18 +296,21 @@ void Cluster::note_safe(int64_t generation, int64_t ms) {
 }
 
 // The first rank of each worker publishes the metrics.
-void Cluster::publish(const World& world, Rank& r, int64_t step) {
+void Cluster::publish(World& world, Rank& r, int64_t step) {
   if (workers_.at(r.worker)->ranks.begin()->first != r.rank) return;
+  world.reporters[step].insert(r.worker);
   for (const pb::StepMetrics& m : world.recent)
     if (m.step() == step) r.ring.push_back(m);
 }
 
-// Whether a live daemon has the metrics of the world's steps.
-bool Cluster::reporter_is_here(const World& world) const {
-  return std::ranges::any_of(world.assignment.ranks(), [&](const auto& p) {
-    const Worker& w = *workers_.at(p.worker());
-    return !world.reporters_died.contains(w.name) && considers_live(w);
-  });
+// Whether a live daemon has the metrics of the step, if the world finished it.
+bool Cluster::reporter_is_here(const World& world, int64_t step) const {
+  const auto here = world.reporters.find(step);
+  return !was_complete(world, step) ||
+         (here != world.reporters.end() &&
+          std::ranges::any_of(here->second, [&](const auto& name) {
+            return considers_live(*workers_.at(name));
+          }));
 }
 
 void Cluster::check_source(const pb::Durable& d) {

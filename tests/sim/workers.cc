@@ -109,15 +109,8 @@ void Cluster::start_worker(Worker& w) {
 // them only once a generation has restored their state.
 void Cluster::stop_daemon(Worker& w) {
   w.agent.reset();
-  if (!w.ranks.empty())
-    worlds_[w.ranks_generation]->reporters_died.insert(w.name);
-  const int64_t recorded = metrics_.empty() ? 0 : metrics_.back().step();
   for (auto& [g, world] : worlds_)
-    if (world->step > recorded &&
-        std::ranges::any_of(world->assignment.ranks(), [&](const auto& p) {
-          return p.worker() == w.name;
-        }))
-      world->reporters_died.insert(w.name);
+    for (auto& [step, names] : world->reporters) names.erase(w.name);
   for (auto& [rank, r] : w.ranks) r.alive = false;
 }
 

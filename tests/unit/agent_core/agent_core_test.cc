@@ -775,5 +775,31 @@ TEST(Agent, ReportsTheStepsOfAFencedGenerationUntilTheyAreOnDisk) {
   EXPECT_EQ(told(agent.on(Tick{}, 8500)), Steps{3});
 }
 
+// A coordinator may lose the journal, which says where generations continued.
+TEST(Agent, ReportsWhereAGenerationContinuedUntilTheStepIsOnDisk) {
+  Agent agent(worker_a());
+  uint64_t seq = 0;
+  const auto tell = [&](pb::Directive d, int64_t acked, int64_t now) {
+    d.set_metrics_acked(acked);
+    agent.on(DirectiveReceived{d}, now);
+    std::vector<pb::Durable::Origin> told;
+    for (const pb::Report& r : reports_in(agent.on(Tick{}, now + 1000)))
+      told.assign(r.origins().begin(), r.origins().end());
+    return told;
+  };
+  pb::Directive prepare = directive(++seq, 3, pb::Directive::PREPARE, 1);
+  merge_text("kind: MEMORY step: 5 states { generation: 2 }",
+             prepare.mutable_assignment()->mutable_source());
+  EXPECT_EQ(tell(prepare, 4, 0).size(), 0U);
+  const pb::Directive run = directive(++seq, 3, pb::Directive::RUN, 1);
+  const auto told = tell(run, 4, 1000);
+  ASSERT_EQ(told.size(), 1U);
+  EXPECT_EQ(told[0].generation(), 3);
+  EXPECT_EQ(told[0].from(), 2);
+  EXPECT_EQ(told[0].step(), 5);
+  const pb::Directive later = directive(++seq, 3, pb::Directive::RUN, 1);
+  EXPECT_EQ(tell(later, 5, 2000).size(), 0U);
+}
+
 }  // namespace
 }  // namespace remesh::agent

@@ -146,6 +146,32 @@ TEST(StepLedger, AGenerationHasTheStepsBeforeTheStateThatItRestored) {
   EXPECT_EQ(d.origins_size(), 0);
 }
 
+TEST(StepLedger, AWorkerKnowsWhereAGenerationContinuedIfTheJournalDoesNot) {
+  StepLedger ledger(2, {}, {});
+  for (int64_t n = 3; n <= 5; ++n) ledger.report(step(1, n));
+  ledger.report(step(3, 6));
+  pb::Durable::Origin origin;
+  merge_text("generation: 3 from: 1 step: 5", &origin);
+  ledger.report(origin);
+  EXPECT_EQ(ledger.last_known(3), 6);
+  // The journal of a later generation has it, and is believed.
+  pb::Durable d;
+  merge_text("generation: 4", &d);
+  ledger.continue_from_source(&d);
+  ASSERT_EQ(d.origins_size(), 1);
+  EXPECT_EQ(d.origins(0).from(), 1);
+  origin.set_from(2);
+  ledger.report(origin);
+  EXPECT_EQ(ledger.last_known(3), 6);
+  for (int64_t g = 4; g < 200; ++g) {
+    origin.set_generation(g);
+    ledger.report(origin);
+  }
+  ledger.continue_from_source(&d);
+  EXPECT_EQ(d.origins_size(), 64) << "the newest ones";
+  EXPECT_EQ(d.origins(63).generation(), 199);
+}
+
 TEST(StepLedger, StepsOfAnotherGenerationAreNotFinishedByThisOne) {
   StepLedger ledger;
   ledger.report(step(1, 1));

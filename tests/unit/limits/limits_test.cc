@@ -105,6 +105,11 @@ TEST(Plausible, WhatIsBeyondALimitIsRefusedByName) {
       {"holdings.step", fmt::format("holdings {{ step: {} }}", kHuge)},
       {"holdings.segment", R"(holdings { segment: '\xff' })"},
       {"sharding.chunks", "holdings { sharding { chunks: 0 } }"},
+      {"origins.generation", "origins { generation: 8 }"},
+      {"origins.generation", "origins { generation: 0 }"},
+      {"origins.from", "origins { generation: 7 from: 7 }"},
+      {"origins.from", "origins { generation: 7 from: -1 }"},
+      {"origins.step", "origins { generation: 7 step: -1 }"},
       {"ranks of a mesh",
        "holdings { sharding { mesh { dp: 46341 tp: 2 cp: 46341 } } }"},
   };
@@ -130,6 +135,10 @@ TEST(Plausible, ListsBeyondALimitAreRefusedByName) {
   pb::Report states = good_report();
   while (states.holdings_size() <= kMaxHoldings) states.add_holdings();
   expect_refused("states", states);
+  pb::Report origins = good_report();
+  while (origins.origins_size() <= kMaxOrigins)
+    origins.add_origins()->set_generation(7);
+  expect_refused("origins", origins);
 }
 
 // However far a message moves what is known, the next one cannot overflow.

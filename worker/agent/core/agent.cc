@@ -137,6 +137,8 @@ void Agent::handle(const DirectiveReceived& e) {
   metrics_acked_ = std::max(metrics_acked_, d.metrics_acked());
   std::erase_if(metrics_,
                 [&](const auto& m) { return m.step() <= metrics_acked_; });
+  std::erase_if(origins_,
+                [&](const auto& o) { return o.step() <= metrics_acked_; });
   // Also after its own ranks have ended: those of others may wait.
   if (d.want_fences() && d.generation() == ranks_generation_)
     send_fences(/*all=*/true);
@@ -336,10 +338,23 @@ void Agent::fence_at(int64_t generation) {
   stops_alone_ = false;
 }
 
+// The source of the generation, if it is in memory and its steps are not in the
+// metrics log yet.
+void Agent::note_origin() {
+  const pb::Source& source = assignment_->source();
+  if (source.states().empty() || source.step() <= metrics_acked_) return;
+  pb::Durable::Origin& o = origins_.emplace_back();
+  o.set_generation(generation_);
+  o.set_from(source.states(0).generation());
+  o.set_step(source.step());
+  if (origins_.size() > limits::kMaxOrigins) origins_.pop_front();
+}
+
 void Agent::start_ranks() {
   CHECK(!busy_ && ran_generation_ < generation_ && assignment_);
   ran_generation_ = generation_;
   ranks_generation_ = generation_;
+  note_origin();
   ranks_.clear();
   fences_.clear();
   fence_done_.clear();

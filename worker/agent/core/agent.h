@@ -224,6 +224,7 @@ class Agent {
   bool any_alive() const;
   bool all_saved() const;
   void absorb(const RankSample& sample);
+  void note_origin();
   void push_request();
   void send_fences(bool all);
   void set_state(pb::Report::State state);
@@ -287,6 +288,7 @@ class Agent {
   // an older generation.
   std::deque<pb::StepMetrics> metrics_;
   int64_t metrics_acked_ = 0;
+  std::deque<pb::Durable::Origin> origins_;
   int64_t older_sent_ms_ = 0;  // metrics of older generations last reported
   // How it exits when it leaves without a coordinator.
   std::pair<int, std::string> leave_exit_ = {
