@@ -65,6 +65,13 @@ FailureVerdict judge_failure(const pb::Cause& f, const pb::Elastic& elastic,
   // host, it is the step.
   const int64_t most = elastic.max_failures_without_progress();
   const bool counts = !others_can_run || !f.at_start();
+  // Hosts that failed one after another may all be at fault, not the job.
+  const bool others_may_start =
+      f.before_training() && consequence == Consequence::kSuspected &&
+      std::ranges::none_of(faults.suspects(), [&](const pb::Cordon& c) {
+        return std::ranges::count(f.hosts(), c.host()) > 0 &&
+               c.failures() >= b->same_failures();
+      });
   const bool follows_rank = b->last_hosts() >= most;
   if (others_can_run) b->set_same_failures(0);
   if (!counts) b->set_failures(b->failures() - 1);
@@ -89,7 +96,7 @@ FailureVerdict judge_failure(const pb::Cause& f, const pb::Elastic& elastic,
   }
   if (!others_can_run && f.exit_code() == kExitFailed) {
     v.reason = text_of(f);
-  } else if (f.rank() >= 0 &&
+  } else if (f.rank() >= 0 && !others_may_start &&
              b->same_failures() >= elastic.max_same_failures()) {
     v.reason = fmt::format(
         "{} (the same failure {} times {})", text_of(f), b->same_failures(),

@@ -359,9 +359,10 @@ void Cluster::check_event(const pb::EventRecord& e) {
   if (scripted_) return;
   if (e.event() == "metrics_gap") {
     // Allowed only if all daemons that knew the metrics are dead or cut off.
+    const int64_t first = (metrics_.empty() ? 0 : metrics_.back().step()) + 1;
     if (!keeps_state() ||
         std::none_of(worlds_.begin(), worlds_.end(), [&](const auto& w) {
-          return !reporter_is_here(*w.second);
+          return !reporter_is_here(*w.second, first);
         }))
       violated("the metrics log has a gap: " + e.detail());
     ++stats_.gaps;
@@ -370,8 +371,11 @@ void Cluster::check_event(const pb::EventRecord& e) {
   if (e.event() == "job_failed" &&
       e.cause().find(
           fmt::format("exit code {}", static_cast<int>(kExitUnreadable))) !=
-          std::string::npos)
-    violated("storage that returned errors ended the job: " + e.cause());
+          std::string::npos) {
+    if (!metrics_.empty())
+      violated("storage that returned errors ended the job: " + e.cause());
+    rightly_failed_ = true;  // its inputs may never have been there
+  }
   if (e.event() == "job_failed" &&
       (!bad_hosts_.empty() || !bad_workers_.empty())) {
     // A failure on all hosts ends the job, and one of the only mesh.

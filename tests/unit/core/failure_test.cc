@@ -266,6 +266,26 @@ TEST(FailureBudget, WaitsForRoomAtMostHalfAMinuteAtATime) {
   EXPECT_EQ(wait_for_storage_ms(100), 30'000);
 }
 
+// Hosts that fail to start one after another may all be at fault.
+TEST(FailureBudget, OneHostAfterAnotherIsNotTheSameFailureAtTheStart) {
+  const auto fail = [](Consequence c, pb::Durable* d) {
+    pb::Cause f = not_started();
+    f.add_hosts("h");
+    return account_failure(f, elastic(), 0, d, c).give_up;
+  };
+  pb::Durable d;
+  for (int i = 1; i <= 4; ++i) EXPECT_FALSE(fail(Consequence::kSuspected, &d));
+  EXPECT_TRUE(fail(Consequence::kNone, &d));
+  pb::Durable e;
+  for (int i = 1; i <= 5; ++i)
+    EXPECT_EQ(fail(Consequence::kSuspected, &e), i == 5) << "without progress";
+  pb::Durable one;
+  for (int i = 1; i <= 3; ++i) {
+    suspect({.host = "h"}, {}, 0, 0, one.mutable_host_faults());
+    EXPECT_EQ(fail(Consequence::kSuspected, &one), i == 3) << "always this one";
+  }
+}
+
 // A rank that has not begun to train does not know its step.
 TEST(FailureBudget, TheReasonSaysWhenTheSameFailureCame) {
   for (const bool before : {false, true}) {
