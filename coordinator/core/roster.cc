@@ -243,10 +243,14 @@ void Roster::on_disconnect(const std::string& worker, int64_t now_ms,
                            const std::string& revoked) {
   const auto it = members_.find(worker);
   if (it == members_.end() || !it->second.alive) return;
-  if (revoked.empty())
-    it->second.disconnected_ms = it->second.closed_at_ms = now_ms;
-  else
-    it->second.revoked = revoked;
+  Roster::Member& m = it->second;
+  if (!revoked.empty()) {
+    m.revoked = revoked;
+    return;
+  }
+  // A connection that ends before anything came through it is no new beginning.
+  if (m.disconnected_ms < 0) m.closed_at_ms = now_ms;
+  m.disconnected_ms = now_ms;
 }
 
 void Roster::on_own_absence(int64_t gap_ms) {

@@ -47,7 +47,8 @@ std::set<std::string> StateRetention::missing_holders(
 bool StateRetention::expects_generation(const ClusterView& view,
                                         const MeshPolicy& policy) const {
   return policy.place(view).ok() ||
-         view.now_ms - view.phase_since_ms < elastic_.rejoin_wait_ms();
+         view.now_ms - view.phase_since_ms < elastic_.rejoin_wait_ms() ||
+         view.roster.others_may_return(elastic_.rejoin_wait_ms(), view.now_ms);
 }
 
 bool StateRetention::needs_memory_of(const ClusterView& view,

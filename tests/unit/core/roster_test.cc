@@ -384,6 +384,17 @@ TEST_F(RosterTest, ConnectionsThatAreClosedAtOnceKillNobody) {
 
 // TCP connects again a while after the network is back, and the connections
 // from before may end later still.
+// As of a coordinator that was cut off and suspended meanwhile.
+TEST_F(RosterTest, AConnectionThatIsClosedAgainKillsNobodyElse) {
+  for (const char* name : {"a", "b"})
+    roster_.on_report(report(name, 1), d_, kSilentMs, 0);
+  for (const char* name : {"a", "b"}) roster_.on_disconnect(name, 100);
+  EXPECT_TRUE(roster_.expire(d_, kDeadMs, 400).empty());
+  roster_.on_own_absence(400);
+  roster_.on_disconnect("a", 800);
+  EXPECT_TRUE(roster_.expire(d_, kDeadMs, 800).empty());
+}
+
 TEST_F(RosterTest, ConnectionsThatEndAfterACutOffKillNobody) {
   const pb::Durable d = running({"a", "b"});
   for (const char* name : {"a", "b"})

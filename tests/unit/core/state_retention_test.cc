@@ -96,6 +96,21 @@ TEST_F(StateRetentionTest, AStateBeyondTheKnownStepsIsNeeded) {
 }
 
 // After steps were lost nobody has the last finished one.
+// The drained worker has the only copy of step 4.
+TEST_F(StateRetentionTest, AStateIsNeededWhileThoseMayReturnWhoCanContinue) {
+  durable.set_phase(pb::Durable::WAITING);
+  pb::Report r = report("a", 0);
+  merge_text("has_inventory: true holdings { generation: 1 step: 4 }", &r);
+  hear(r);
+  roster.drain("a");
+  const StateRetention retention(small_job().elastic(), true);
+  ClusterView later = view_at(4, 3);
+  later.now_ms = 60'000;
+  EXPECT_FALSE(retention.needs_memory_of(later, policy, "a"));
+  roster.expect_unheard(/*until_ms=*/60'001);
+  EXPECT_TRUE(retention.needs_memory_of(later, policy, "a"));
+}
+
 TEST_F(StateRetentionTest, LostStepsAreNotUnsaved) {
   durable.set_phase(pb::Durable::WAITING);
   pb::Report r = report("a", 0);
