@@ -260,6 +260,7 @@ class Cluster {
   void choose_bad_link();
   bool cut_apart(const World& world) const;
   void choose_bad_place();
+  void check_failed(const std::string& cause);
   void check_bad_place(const pb::EventRecord& e);
   bool connects_badly(Worker& w, World& world);
   Bad bad_of(const std::string& host, const std::string& worker = "") const;

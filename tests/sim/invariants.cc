@@ -6,6 +6,7 @@
 #include <algorithm>
 #include <limits>
 
+#include "coordinator/core/cause.h"
 #include "coordinator/core/cordons.h"
 #include "coordinator/core/durable.h"
 #include "coordinator/core/job_shape.h"
@@ -239,6 +240,8 @@ void Cluster::note_written(const pb::Durable& d) {
   if (inconclusive_) return;
   epoch_ = std::max(epoch_, d.epoch());
   if (d.phase() == pb::Durable::RUNNING) ran_.insert(d.generation());
+  if (d.phase() == pb::Durable::FAILED && !scripted_)
+    check_failed(core::text_of(d.cause()));
   if (d.phase() != pb::Durable::PREPARING || !d.has_assignment()) return;
   const auto [it, fresh] = assignments_.emplace(
       d.assignment().generation(), without_sentences(d.assignment()));
@@ -349,6 +352,27 @@ void Cluster::check_metrics(const pb::StepMetrics& m) {
   if (!known) violated("metrics: of an unknown generation");
 }
 
+// As the journal has it: the coordinator may crash before it emits the event.
+void Cluster::check_failed(const std::string& cause) {
+  const auto says = [&](const std::string& what) {
+    return cause.find(what) != std::string::npos;
+  };
+  if (says(fmt::format("exit code {}", static_cast<int>(kExitUnreadable)))) {
+    if (!metrics_.empty())
+      violated("storage that returned errors ended the job: " + cause);
+    rightly_failed_ = true;  // its inputs may never have been there
+  }
+  if (!bad_hosts_.empty() || !bad_workers_.empty()) {
+    // A failure on all hosts ends the job, and one of the only mesh.
+    if (others_could_run() && bad_place_.empty())
+      violated("bad hosts ended the job: " + cause);
+    rightly_failed_ = true;
+  }
+  // Random faults may hit the same rank repeatedly.
+  if (!calm_ && !bad_link_.first.empty() && says("the same failure"))
+    rightly_failed_ = true;
+}
+
 // A failure must name something that failed.
 void Cluster::check_event(const pb::EventRecord& e) {
   if (const std::string fields = undeclared_fields(e); !fields.empty())
@@ -368,25 +392,6 @@ void Cluster::check_event(const pb::EventRecord& e) {
     ++stats_.gaps;
   }
   check_bad_place(e);
-  if (e.event() == "job_failed" &&
-      e.cause().find(
-          fmt::format("exit code {}", static_cast<int>(kExitUnreadable))) !=
-          std::string::npos) {
-    if (!metrics_.empty())
-      violated("storage that returned errors ended the job: " + e.cause());
-    rightly_failed_ = true;  // its inputs may never have been there
-  }
-  if (e.event() == "job_failed" &&
-      (!bad_hosts_.empty() || !bad_workers_.empty())) {
-    // A failure on all hosts ends the job, and one of the only mesh.
-    if (others_could_run() && bad_place_.empty())
-      violated("bad hosts ended the job: " + e.cause());
-    rightly_failed_ = true;
-  }
-  // Random faults may hit the same rank repeatedly.
-  if (e.event() == "job_failed" && !calm_ && !bad_link_.first.empty() &&
-      e.cause().find("the same failure") != std::string::npos)
-    rightly_failed_ = true;
   // The job was stopped with too few slots for a mesh that could save.
   if (e.event() == "job_stopped") safe_generation_ = 0;
   if (e.event() == "checkpoint") told_saved_ = std::max(told_saved_, e.step());
