@@ -335,17 +335,23 @@ Result<std::vector<int64_t>> split_layers(int64_t n_layers, int stages,
   const int64_t between = std::max(0, stages - 2);
   int64_t first = n_layers, last = 0;
   double least = std::numeric_limits<double>::infinity(), evenness = least;
+  // No stage needs more than the last of even ones that has the rest, too.
+  const int64_t even = n_layers / stages + n_layers % stages;
+  if (between > 0)
+    least = static_cast<double>(even) + costs.embedding + costs.head;
   for (int64_t b = stages > 1 ? n_layers - stages + 1 : 0;
        b >= std::min(1, stages - 1); --b) {
     // With two stages or one, the first has what the last has not.
     const int64_t most = n_layers - b - between;
+    const double y = stages > 1 ? static_cast<double>(b) + costs.head : 0;
+    if (y > least) continue;
     for (int64_t a = between > 0 ? 1 : most; a <= most; ++a) {
       const int64_t rest = n_layers - a - b;
       const int64_t low = between > 0 ? rest / between : 0;
       const int64_t more = between > 0 ? rest % between : 0;
       const double x = static_cast<double>(a) + costs.embedding +
                        (stages == 1 ? costs.head : 0);
-      const double y = stages > 1 ? static_cast<double>(b) + costs.head : 0;
+      if (x > least) break;
       const double largest =
           std::max({x, y, static_cast<double>(low + (more > 0 ? 1 : 0))});
       const double squares = x * x +

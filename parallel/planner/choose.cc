@@ -164,28 +164,30 @@ int64_t largest_world(const PlacementRequest& q, const Axes& axes,
 template <typename F>
 void for_each_layout(const PlacementRequest& q, int64_t world, const Axes& axes,
                      const F& f) {
-  const auto dividing = [](const std::vector<int>& degrees, int64_t of) {
-    std::vector<int> out;
-    for (const int d : degrees)
-      if (of % d == 0) out.push_back(d);
-    return out;
-  };
-  for (const int tp : dividing(axes.tp, world))
-    for (const int pp : dividing(axes.pp, world / tp))
-      for (const int cp : dividing(axes.cp, world / tp / pp)) {
+  for (const int tp : axes.tp) {
+    if (world % tp != 0) continue;
+    for (const int pp : axes.pp) {
+      if (world / tp % pp != 0) continue;
+      for (const int cp : axes.cp) {
         const int64_t dp = world / tp / pp / cp;
-        if (dp > q.microbatches || (q.degrees.dp != -1 && dp != q.degrees.dp))
+        if (world / tp / pp % cp != 0 || dp > q.microbatches ||
+            (q.degrees.dp != -1 && dp != q.degrees.dp))
           continue;
         f(Layout{.dp = static_cast<int>(dp), .pp = pp, .tp = tp, .cp = cp});
       }
+    }
+  }
 }
 
-// Which meshes need more memory than there is. A prediction takes about a
-// millisecond, and a coordinator may have to rule out thousands of meshes.
+// Which meshes need more memory than there is, which may be thousands.
 class MemoryLimit {
  public:
-  explicit MemoryLimit(const PlacementRequest& q)
+  // They must outlive it.
+  MemoryLimit(const PlacementRequest& q, const RankShares& shares,
+              MemoryPredictor* predictor)
       : q_(q),
+        shares_(shares),
+        predictor_(predictor),
         parameters_(
             q.shape ? geometry::ParamTable::make(q.shape->model).num_elements()
                     : 0) {}
@@ -210,11 +212,13 @@ class MemoryLimit {
   }
 
   bool fits(const Layout& l) {
-    const double bytes = rank_memory(q_, l);
+    const auto [known, is_new] = bytes_.try_emplace({l.world(), l.tp});
+    if (is_new) known->second = shares_.memory(l);
+    const double bytes = known->second;
     if (bytes == 0) return true;
     ++predicted_;
     Need n = need_of(l);
-    n.bytes = static_cast<double>(predict_worst_memory(*q_.shape, l).total());
+    n.bytes = static_cast<double>(predictor_->worst(l).total());
     if (n.bytes <= bytes) return true;
     unfit_[axes(l)].push_back(n);
     if (n.bytes / bytes < excess_) {
@@ -245,7 +249,10 @@ class MemoryLimit {
   }
 
   const PlacementRequest& q_;
+  const RankShares& shares_;
+  MemoryPredictor* const predictor_;
   const int64_t parameters_;
+  std::map<std::pair<int, int>, double> bytes_;  // RankShares::memory()
   int predicted_ = 0;
   std::map<std::tuple<int, int, int>, std::vector<Need>> unfit_;
   std::optional<Layout> nearest_;
@@ -262,10 +269,11 @@ struct Candidate {
 // the lower tp, pp, cp, in this order. Meshes are simulated in the order of
 // their bounds, until no bound is below the best time. unfit: the first reason
 // why the job rules out a mesh.
-std::optional<Layout> best_of(const PlacementRequest& q, int64_t world,
+std::optional<Layout> best_of(const PlacementRequest& q,
+                              const RankShares& shares, int64_t world,
                               const Axes& axes, MemoryLimit& memory,
                               Status* unfit) {
-  const Machine machine = rank_machine(q, world);
+  const Machine machine = shares.machine(world);
   const ModelError known = q.shape ? model_error(q) : ModelError{};
   const double error = known.factor * known.uncertainty;
   const Execution run = q.shape ? engine_execution(*q.shape) : Execution{};
@@ -426,13 +434,16 @@ Status check_degrees(const PlacementRequest& q, int64_t unit) {
 }
 
 Result<LayoutChoice> choose_by_degrees(const PlacementRequest& q,
-                                       int64_t offered, bool* short_of_memory) {
+                                       int64_t offered,
+                                       MemoryPredictor* predictor,
+                                       bool* short_of_memory) {
   const int64_t unit = unit_of(q);
   RETURN_IF_ERROR(check_degrees(q, unit));
   const int64_t needed = needed_slots(q).first;
   const int64_t slots = usable(q, offered);
   const Axes admitted = axes_of(q, slots, /*admitted=*/true);
-  MemoryLimit memory(q);
+  const RankShares shares(q);
+  MemoryLimit memory(q, shares, predictor);
   Status unfit = ok_status();
   // Far below the largest mesh it pays to skip some sizes: only the memory of a
   // few hosts can be the reason, and every size takes a while.
@@ -441,7 +452,7 @@ Result<LayoutChoice> choose_by_degrees(const PlacementRequest& q,
   for (int64_t world = most / unit * unit; world >= needed;
        world -=
        most - world < kEverySize ? unit : (world / 16 / unit + 1) * unit)
-    if (const auto best = best_of(q, world, admitted, memory, &unfit)) {
+    if (const auto best = best_of(q, shares, world, admitted, memory, &unfit)) {
       *short_of_memory = memory.nearest().has_value();
       if (const MeasuredStep* m = faster_and_smaller(q, *best, needed))
         return LayoutChoice{
@@ -455,8 +466,8 @@ Result<LayoutChoice> choose_by_degrees(const PlacementRequest& q,
   *short_of_memory = memory.nearest().has_value();
   if (memory.nearest()) return fits(q, *memory.nearest());
   if (unfit.ok() && slots >= needed)  // say what the job does not admit
-    (void)best_of(q, slots / unit * unit, axes_of(q, slots, /*admitted=*/false),
-                  memory, &unfit);
+    (void)best_of(q, shares, slots / unit * unit,
+                  axes_of(q, slots, /*admitted=*/false), memory, &unfit);
   if (slots >= needed)
     return exhausted(fmt::format(
         "{} offered ({}), and no mesh of {} to {} runs the job: {}",
@@ -477,11 +488,13 @@ int64_t missing_slots(const PlacementRequest& q) {
 }
 
 Result<LayoutChoice> choose_layout(const PlacementRequest& q,
+                                   MemoryPredictor* predictor,
                                    bool* short_of_memory) {
   const int64_t offered = offered_slots(q);
   *short_of_memory = false;
-  return q.layouts.empty() ? choose_by_degrees(q, offered, short_of_memory)
-                           : choose_preferred(q, offered, short_of_memory);
+  return q.layouts.empty()
+             ? choose_by_degrees(q, offered, predictor, short_of_memory)
+             : choose_preferred(q, offered, short_of_memory);
 }
 
 }  // namespace remesh::planner

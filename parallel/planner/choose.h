@@ -6,6 +6,7 @@
 #include <set>
 #include <string>
 
+#include "parallel/planner/memory.h"
 #include "parallel/planner/placement.h"
 
 namespace remesh::planner {
@@ -25,9 +26,11 @@ PlacementRequest only_on(PlacementRequest request,
                          const std::set<std::string>& hosts);
 
 // REQUIRES: the request's numbers are in range, which place_mesh() checks.
-// *short_of_memory: whether memory rules out a larger mesh, or one that is
-// preferred. Fails like place_mesh().
+// predictor: of the request's shape; null if it has none. *short_of_memory:
+// whether memory rules out a larger mesh, or one that is preferred. Fails like
+// place_mesh().
 Result<LayoutChoice> choose_layout(const PlacementRequest& request,
+                                   MemoryPredictor* predictor,
                                    bool* short_of_memory);
 
 }  // namespace remesh::planner

@@ -2,13 +2,11 @@
 
 #include <algorithm>
 #include <cmath>
-#include <limits>
 #include <map>
 #include <string>
 #include <vector>
 
 #include "parallel/planner/choose.h"
-#include "parallel/planner/rank_placement.h"
 
 namespace remesh::planner {
 
@@ -61,46 +59,12 @@ double busy_cores(const PlacementRequest& q, int cores, int64_t ranks) {
                        : std::min(share, std::max(1.0, std::floor(share)));
 }
 
-// A host as a mesh sees it.
-struct Host {
-  std::string name;
-  int first = std::numeric_limits<int>::max();  // of its previous ranks
-  int64_t slots = 0;
-  int cores = 0;
-  uint64_t memory = 0;
-  const Machine* slowest = nullptr;  // of its cores
-  double link = 0;
-};
-
-// In the order in which place_ranks() takes them: as in the previous mesh, new
-// ones by name.
-std::vector<Host> host_order(const PlacementRequest& q) {
-  std::map<std::string, int> first;  // previous rank, by worker
-  for (const pb::RankPlace& p : q.previous) {
-    const auto [it, fresh] = first.emplace(p.worker(), p.rank());
-    if (!fresh) it->second = std::min(it->second, p.rank());
-  }
-  std::map<std::string, Host> by_name;
-  for (const WorkerSlots& w : q.workers) {
-    Host& h = by_name[w.host];
-    h.name = w.host;
-    if (const auto it = first.find(w.worker); it != first.end())
-      h.first = std::min(h.first, it->second);
-    h.slots += w.slots;
-    h.cores = std::max(h.cores, w.cores);
-    h.memory = std::max(h.memory, w.memory_bytes);
-    const Machine& m = w.core ? *w.core : q.core;
-    if (h.slowest == nullptr || gemm_flops(q, m) < gemm_flops(q, *h.slowest))
-      h.slowest = &m;
-    const double link = m.network_bytes_per_s * m.node_devices;
-    h.link = h.link == 0 ? link : std::min(h.link, link);
-  }
-  std::vector<Host> out;
-  for (auto& [name, h] : by_name)
-    if (h.slots > 0) out.push_back(std::move(h));
-  std::ranges::stable_sort(
-      out, [](const Host& a, const Host& b) { return a.first < b.first; });
-  return out;
+// The smaller of a share, 0 if unknown, and that of a rank of the host.
+double least_share(double least, const HostSlots& h, int64_t ranks) {
+  if (h.memory_bytes == 0 || ranks == 0) return least;
+  const double share =
+      static_cast<double>(h.memory_bytes) / static_cast<double>(ranks);
+  return least == 0 ? share : std::min(least, share);
 }
 
 void scale_rates(double by, Machine* m) {
@@ -114,28 +78,39 @@ void scale_rates(double by, Machine* m) {
 
 }  // namespace
 
-Machine rank_machine(const PlacementRequest& q, int64_t world) {
+RankShares::RankShares(const PlacementRequest& q) : request_(q), placer_(q) {
+  for (const HostSlots& host : placer_.hosts()) {
+    Host& h = hosts_.emplace_back();
+    for (const WorkerSlots* w : host.workers) {
+      const Machine& m = w->core ? *w->core : q.core;
+      if (h.slowest == nullptr || gemm_flops(q, m) < gemm_flops(q, *h.slowest))
+        h.slowest = &m;
+      const double link = m.network_bytes_per_s * m.node_devices;
+      h.link = h.link == 0 ? link : std::min(h.link, link);
+    }
+  }
+}
+
+Machine RankShares::machine(int64_t world) const {
+  const PlacementRequest& q = request_;
   // The hosts that a mesh of that size fills. All wait for the slowest rank; so
   // they do for the slowest link.
   const Machine* slowest = nullptr;
   int64_t per_host = 1, left = world;
   double cores = 1, memory = 0, network = 0;
-  for (const Host& h : host_order(q)) {
-    if (left <= 0) break;
-    const int64_t ranks = std::min(h.slots, left);
+  for (size_t i = 0; i < hosts_.size() && left > 0; ++i) {
+    const HostSlots& h = placer_.hosts()[i];
+    const int64_t ranks = std::min<int64_t>(h.slots, left);
     left -= ranks;
     per_host = std::max(per_host, ranks);
     const double busy = busy_cores(q, h.cores, ranks);
-    if (slowest == nullptr ||
-        busy * gemm_flops(q, *h.slowest) < cores * gemm_flops(q, *slowest)) {
-      slowest = h.slowest;
+    if (slowest == nullptr || busy * gemm_flops(q, *hosts_[i].slowest) <
+                                  cores * gemm_flops(q, *slowest)) {
+      slowest = hosts_[i].slowest;
       cores = busy;
     }
-    network = network == 0 ? h.link : std::min(network, h.link);
-    if (h.memory == 0) continue;
-    const double share =
-        static_cast<double>(h.memory) / static_cast<double>(ranks);
-    memory = memory == 0 ? share : std::min(memory, share);
+    network = network == 0 ? hosts_[i].link : std::min(network, hosts_[i].link);
+    memory = least_share(memory, h, ranks);
   }
   Machine m = slowest != nullptr ? *slowest : q.core;
   if (q.link_bytes_per_s > 0) network = q.link_bytes_per_s;
@@ -148,6 +123,22 @@ Machine rank_machine(const PlacementRequest& q, int64_t world) {
   return m;
 }
 
+double RankShares::memory(const geometry::Layout& l) const {
+  const std::vector<int> ranks = placer_.ranks_by_host(l);
+  double least = 0;
+  for (size_t i = 0; i < ranks.size(); ++i)
+    least = least_share(least, placer_.hosts()[i], ranks[i]);
+  return least;
+}
+
+Machine rank_machine(const PlacementRequest& q, int64_t world) {
+  return RankShares(q).machine(world);
+}
+
+double rank_memory(const PlacementRequest& q, const geometry::Layout& l) {
+  return RankShares(q).memory(l);
+}
+
 void match_hosts(PlacementRequest* q) {
   if (!q->shape) return;
   const auto lacks_bf16 = [&](const WorkerSlots& w) {
@@ -155,23 +146,6 @@ void match_hosts(PlacementRequest* q) {
     return m != reference_core() && m.flops == m.fp32_flops;
   };
   if (std::ranges::any_of(q->workers, lacks_bf16)) q->shape->bf16 = false;
-}
-
-double rank_memory(const PlacementRequest& q, const geometry::Layout& l) {
-  std::map<std::string, std::string> host_of;
-  std::map<std::string, uint64_t> memory;
-  for (const WorkerSlots& w : q.workers) {
-    host_of[w.worker] = w.host;
-    memory[w.host] = std::max(memory[w.host], w.memory_bytes);
-  }
-  std::map<std::string, double> ranks;
-  for (const pb::RankPlace& p : place_ranks(q, l)) ++ranks[host_of[p.worker()]];
-  double least = 0;
-  for (const auto& [host, n] : ranks) {
-    const double share = static_cast<double>(memory[host]) / n;
-    if (share > 0) least = least == 0 ? share : std::min(least, share);
-  }
-  return least;
 }
 
 namespace {
@@ -212,7 +186,7 @@ StepCost predict_step(const PlacementRequest& q, const geometry::Layout& l) {
   Machine m = rank_machine(q, l.world());
   JobShape shape = *q.shape;
   if (q.by_speed && l.dp > 1) {
-    const std::vector<pb::RankPlace> places = place_ranks(q, l);
+    const std::vector<pb::RankPlace> places = RankPlacer(q).place(l);
     shape.shares = shares_on(q, l, places);
     if (!shape.shares.empty()) {
       const auto speeds = replica_speeds(q, l, places);

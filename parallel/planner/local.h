@@ -2,8 +2,12 @@
 // has some cores of a host. Pure.
 #pragma once
 
+#include <cstdint>
+#include <vector>
+
 #include "parallel/planner/layer_cost.h"
 #include "parallel/planner/placement.h"
+#include "parallel/planner/rank_placement.h"
 #include "parallel/planner/step_cost.h"
 
 namespace remesh::planner {
@@ -16,15 +20,32 @@ Execution engine_execution(const JobShape& shape);
 // The functions below take the shape as it is.
 void match_hosts(PlacementRequest* request);
 
-// A rank of a mesh of `world` ranks that fill the request's hosts in the order
-// of place_ranks(). Rates are those of the slowest rank: of a core, times the
-// cores that it keeps busy; the ranks of a host share its link to the network.
-// memory_bytes: the smallest share of a host's memory, 0 if unknown; tensor
-// groups may be placed differently (rank_memory()).
-Machine rank_machine(const PlacementRequest& request, int64_t world);
+// What ranks get of the hosts, in meshes of one request, which must outlive it.
+class RankShares {
+ public:
+  explicit RankShares(const PlacementRequest& request);
 
-// The smallest share of a host's memory that a rank of this mesh has; 0 if
-// unknown.
+  // A rank of a mesh of `world` ranks that fill the request's hosts in the
+  // order of RankPlacer. Rates are those of the slowest rank: of a core, times
+  // the cores that it keeps busy; the ranks of a host share its link to the
+  // network. memory_bytes: the smallest share of a host's memory, 0 if unknown;
+  // tensor groups may be placed differently (memory()).
+  Machine machine(int64_t world) const;
+
+  // The smallest share of a host's memory that a rank of this mesh has; 0 if
+  // unknown. Depends on the layout's world() and tp alone.
+  double memory(const geometry::Layout& layout) const;
+
+ private:
+  struct Host {
+    const Machine* slowest = nullptr;  // of its cores
+    double link = 0;
+  };
+  const PlacementRequest& request_;
+  const RankPlacer placer_;
+  std::vector<Host> hosts_;  // of placer_.hosts()
+};
+Machine rank_machine(const PlacementRequest& request, int64_t world);
 double rank_memory(const PlacementRequest& request,
                    const geometry::Layout& layout);
 

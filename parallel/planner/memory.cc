@@ -1,7 +1,9 @@
 #include "parallel/planner/memory.h"
 
 #include <algorithm>
+#include <map>
 #include <optional>
+#include <tuple>
 #include <utility>
 #include <vector>
 
@@ -48,55 +50,54 @@ MemoryUse state_memory(const StateBytes& bytes, const StateElements& n) {
           .optimizer = whole(bytes.copies * bytes.moments * n.share)};
 }
 
-// What all ranks of a mesh have in common.
-struct Common {
-  geometry::ParamTable table;
-  std::optional<geometry::ParamTable> base;  // of adapters, frozen
-  geometry::Sharding sharding;
-  geometry::Schedule schedule;
+// The parameters of a job, and of adapters the frozen model's.
+struct Tables {
+  explicit Tables(const JobShape& s)
+      : trained(geometry::ParamTable::make(s.model)) {
+    if (s.model.lora.rank > 0)
+      frozen = geometry::ParamTable::make(s.model.base());
+  }
+  geometry::ParamTable trained;
+  std::optional<geometry::ParamTable> frozen;
 };
-// Of a long step, the schedule of a shorter one: from three microbatches a
-// stage on, ranks hold no more at once, but for gpipe, which holds all.
-Common common(const JobShape& s, const Layout& l) {
-  geometry::Sharding sharding{.layout = l, .chunks = chunks_on(s, l)};
-  auto bounds = geometry::stage_bounds(s.model, l.pp * sharding.chunks, s.T);
+
+geometry::StageBounds stage_bounds_on(const JobShape& s, const Layout& l) {
+  auto bounds = geometry::stage_bounds(s.model, l.pp * chunks_on(s, l), s.T);
   CHECK(bounds.ok());
-  sharding.bounds = std::move(bounds).value();
-  sharding.zero = {.stage = s.zero_stage,
-                   .shard_group = s.zero_stage == 0 ? 0 : shard_group_on(s, l)};
-  Common out{.table = geometry::ParamTable::make(s.model),
-             .base = {},
-             .sharding = std::move(sharding),
-             .schedule = schedule_on(
-                 s, l, std::min(most_microbatches(s, l), int64_t{3} * l.pp))};
-  if (s.model.lora.rank > 0)
-    out.base = geometry::ParamTable::make(s.model.base());
-  return out;
+  return std::move(bounds).value();
 }
 
-// The shard refers to the table.
-geometry::RankShard rank_shard(const Common& mesh, int rank) {
-  auto made = geometry::make_rank_shard(mesh.table, mesh.sharding, rank);
-  CHECK(made.ok());
-  return std::move(made).value();
+// Of a long step, the schedule of a shorter one: from three microbatches a
+// stage on, ranks hold no more at once, but for gpipe, which holds all.
+int64_t shortened_step(const JobShape& s, const Layout& l) {
+  const int64_t n = std::min(most_microbatches(s, l), int64_t{3} * l.pp);
+  // An interleaved one is padded (geometry::step_schedule()).
+  return chunks_on(s, l) > 1 ? (n + l.pp - 1) / l.pp * l.pp : n;
 }
+
+// What of the model a rank has, whatever ZeRO and the number of microbatches
+// make of it.
+struct Holdings {
+  struct Units {
+    bool blocks = false;
+    int64_t numel = 0;  // of each
+    int64_t count = 0;
+  };
+  struct Chunk {
+    int64_t layers = 0;
+    geometry::ChunkMemory memory;
+  };
+  std::vector<Units> units;
+  std::vector<Chunk> chunks;
+  int64_t frozen_weights = 0, frozen_buffers = 0;
+};
 
 // What a rank has beside its adapters: the frozen model, and of the matrices
 // with adapters all in fp32, or one layer's in bf16; a copy of the adapters; a
 // layer's gradient.
-struct FrozenMemory {
-  geometry::RankShard rank;
-  int64_t weights = 0, buffers = 0;
-};
-FrozenMemory frozen_memory(const JobShape& s, const Common& mesh,
-                           const ShardTable& adapters, int rank) {
-  geometry::Sharding whole = mesh.sharding;
-  whole.zero = {};
-  auto made = geometry::make_rank_shard(*mesh.base, whole, rank);
-  CHECK(made.ok());
-  FrozenMemory out{.rank = std::move(made).value()};
-  const ShardTable& base = out.rank.shard;
-  out.weights = base.num_elements() * kFp32;
+void add_frozen(const JobShape& s, const ShardTable& base,
+                const ShardTable& adapters, Holdings* out) {
+  out->frozen_weights = base.num_elements() * kFp32;
   const geometry::Lora& lora = s.model.lora;
   for (int c = 0; c < base.chunks(); ++c) {
     int64_t layer = 0, rows = 0, block = 0, copies = 0;
@@ -111,11 +112,10 @@ FrozenMemory frozen_memory(const JobShape& s, const Common& mesh,
       block = std::max(block, u.numel());
       copies += s.bf16 ? 0 : layer;
     }
-    out.buffers +=
+    out->frozen_buffers +=
         (copies + (s.bf16 ? layer : 0) + block + rows * lora.rank) * kFp32;
   }
-  out.buffers += adapters.num_elements() * kFp32;
-  return out;
+  out->frozen_buffers += adapters.num_elements() * kFp32;
 }
 
 geometry::ChunkUse chunk_use(const JobShape& s, const ShardTable& shard, int c,
@@ -132,6 +132,48 @@ geometry::ChunkUse chunk_use(const JobShape& s, const ShardTable& shard, int c,
   return use;
 }
 
+// Whether weights are gathered block by block (ZeRO 3).
+bool streams_on(const JobShape& s, const Layout& l) {
+  return s.zero_stage == 3 && shard_group_on(s, l) > 1;
+}
+
+bool splits_backward(const JobShape& s, const Layout& l) {
+  return geometry::traits_of(schedule_kind_on(s, l)).split_backward;
+}
+
+Holdings holdings_of(const JobShape& s, const Layout& l, const Tables& tables,
+                     const geometry::StageBounds& bounds, const Coord& at) {
+  const auto shard_of = [&](const geometry::ParamTable& table) {
+    auto made = ShardTable::make(table, l, at, bounds, chunks_on(s, l));
+    CHECK(made.ok());
+    return std::move(made).value();
+  };
+  const ShardTable shard = shard_of(tables.trained);
+  std::optional<ShardTable> base;
+  if (tables.frozen) base = shard_of(*tables.frozen);
+  Holdings out;
+  for (const geometry::Unit& u : shard.units()) {
+    const bool block = u.kind == geometry::UnitKind::kBlock;
+    const auto same = std::ranges::find_if(out.units, [&](const auto& o) {
+      return o.blocks == block && o.numel == u.numel();
+    });
+    if (same != out.units.end())
+      ++same->count;
+    else
+      out.units.push_back({block, u.numel(), 1});
+  }
+  for (int c = 0; c < shard.chunks(); ++c) {
+    const ShardTable& computed = base ? *base : shard;
+    out.chunks.push_back({.layers = shard.last_layer(c) - shard.first_layer(c),
+                          .memory = geometry::chunk_memory(
+                              computed, c,
+                              chunk_use(s, computed, c, splits_backward(s, l),
+                                        streams_on(s, l)))});
+  }
+  if (base) add_frozen(s, *base, shard, &out);
+  return out;
+}
+
 // Messages held: three received ones (one being read, two in transit), and a
 // copy of what is sent back.
 int64_t message_bytes(const JobShape& s, const Layout& l, const Coord& at,
@@ -145,12 +187,14 @@ int64_t message_bytes(const JobShape& s, const Layout& l, const Coord& at,
          static_cast<int64_t>(message);
 }
 
-// Elements of all units, each padded to equal shares.
-int64_t padded_elements(const ShardTable& shard, int z, bool blocks_only) {
+// Elements of the state of the rank with this index among those that hold the
+// same of the model (geometry/zero.h).
+int64_t state_elements(const JobShape& s, const Layout& l, const Holdings& held,
+                       int index) {
+  const int z = shard_group_on(s, l);
   int64_t sum = 0;
-  for (const geometry::Unit& u : shard.units())
-    if (!blocks_only || u.kind == geometry::UnitKind::kBlock)
-      sum += geometry::share_length(u.numel(), z) * z;
+  for (const Holdings::Units& u : held.units)
+    sum += u.count * geometry::share_of(u.numel, z, index % z).size();
   return sum;
 }
 
@@ -200,64 +244,42 @@ int64_t replica_bytes(const JobShape& s, const Layout& l, int64_t state) {
   return (kept + (own_too ? 1 : 0)) * 2 * kStateVectors * state * kFp32;
 }
 
-// Of sums over so many ranks, eight at once (worker/engine/grad_store.cc), each
-// with two blocks in progress, which have a piece of every rank
-// (parallel/comm/direct_reduce.h). It is never more than twice what is summed.
-int64_t sum_scratch(int64_t ranks) {
-  constexpr int64_t kAtOnce = 8, kBlocks = 2, kBlock = 2 << 20;
-  constexpr int64_t kLeast = 16 << 10, kMost = 256 << 10;
-  return ranks == 1 ? 0
-                    : kAtOnce * kBlocks * ranks *
-                          std::clamp(kBlock / ranks, kLeast, kMost);
-}
-
-MemoryUse rank_memory(const JobShape& s, const Layout& l, const Common& mesh,
-                      int rank) {
-  const Coord at = l.coord(rank);
-  const int chunks = chunks_on(s, l);
-  const auto [shard, zero] = rank_shard(mesh, rank);
-  std::optional<FrozenMemory> frozen;
-  if (mesh.base) frozen = frozen_memory(s, mesh, shard, rank);
-  const ShardTable& computed = frozen ? frozen->rank.shard : shard;
+// live: microbatches at once of each chunk (geometry::slots_needed()).
+MemoryUse rank_memory(const JobShape& s, const Layout& l, const Coord& at,
+                      const Holdings& held, const std::vector<int>& live) {
   const int z = shard_group_on(s, l);
-  const bool streams = s.zero_stage == 3 && z > 1;
-  const geometry::Schedule& schedule = mesh.schedule;
-  const bool few_gradients =
-      s.zero_stage >= 2 && z > 1 && schedule.num_microbatches == 1;
-  const int64_t state = zero.state_elements();
+  const bool streams = streams_on(s, l);
+  const int64_t passes = shortened_step(s, l);
+  const bool few_gradients = s.zero_stage >= 2 && z > 1 && passes == 1;
+  const int64_t state = state_elements(s, l, held, at.dp * l.cp + at.cp);
 
-  int64_t largest_block = 0, num_blocks = 0, shares = 0;
-  for (const geometry::Unit& u : shard.units()) {
-    shares += geometry::share_length(u.numel(), z);
-    if (u.kind != geometry::UnitKind::kBlock) continue;
-    ++num_blocks;
-    largest_block =
-        std::max(largest_block, geometry::share_length(u.numel(), z) * z);
+  // Elements of all units, each padded to equal shares.
+  int64_t largest_block = 0, num_blocks = 0, shares = 0, padded = 0, ends = 0;
+  for (const Holdings::Units& u : held.units) {
+    const int64_t share = geometry::share_length(u.numel, z);
+    shares += u.count * share;
+    padded += u.count * share * z;
+    if (!u.blocks) {
+      ends += u.count * share * z;
+      continue;
+    }
+    num_blocks += u.count;
+    largest_block = std::max(largest_block, share * z);
   }
-  const int64_t padded = padded_elements(shard, z, false);
-  const int64_t ends = padded - padded_elements(shard, z, true);
   const int64_t places = std::min<int64_t>(2, num_blocks) * largest_block;
 
   int64_t gathered = streams ? ends : z > 1 ? padded : 0;
   int64_t activations = 0;
   int64_t buffers = replica_bytes(s, l, state);
-  const std::vector<int> live = geometry::slots_needed(schedule, at.pp);
-  const bool holds_all = schedule.kind == geometry::ScheduleKind::kGpipe;
-  for (int c = 0; c < chunks; ++c) {
-    const geometry::ChunkMemory chunk = geometry::chunk_memory(
-        computed, c,
-        chunk_use(s, computed, c, schedule.split_backward, streams));
-    if (streams)
-      gathered += std::min(kStreamedBlocks,
-                           shard.last_layer(c) - shard.first_layer(c)) *
-                  largest_block;
-    activations +=
-        (holds_all ? most_microbatches(s, l) : live[static_cast<size_t>(c)]) *
-        static_cast<int64_t>(chunk.activations);
+  const bool holds_all =
+      schedule_kind_on(s, l) == geometry::ScheduleKind::kGpipe;
+  for (size_t c = 0; c < held.chunks.size(); ++c) {
+    const auto& [layers, chunk] = held.chunks[c];
+    if (streams) gathered += std::min(kStreamedBlocks, layers) * largest_block;
+    activations += (holds_all ? most_microbatches(s, l) : live[c]) *
+                   static_cast<int64_t>(chunk.activations);
     buffers += static_cast<int64_t>(chunk.buffers + chunk.weights);
-    if (c == 0)
-      buffers +=
-          message_bytes(s, l, at, chunk.message, schedule.num_microbatches);
+    if (c == 0) buffers += message_bytes(s, l, at, chunk.message, passes);
   }
   MemoryUse m = state_memory(
       {.copies = s.keep_state ? 2.0 : 1.0, .computed = kFp32},
@@ -267,10 +289,8 @@ MemoryUse rank_memory(const JobShape& s, const Layout& l, const Common& mesh,
            as_double(few_gradients ? shares + places + ends : padded)});
   m.activations = static_cast<uint64_t>(activations);
   m.buffers = static_cast<uint64_t>(buffers);
-  if (frozen) {
-    m.weights += static_cast<uint64_t>(frozen->weights);
-    m.buffers += static_cast<uint64_t>(frozen->buffers);
-  }
+  m.weights += static_cast<uint64_t>(held.frozen_weights);
+  m.buffers += static_cast<uint64_t>(held.frozen_buffers);
   return m;
 }
 
@@ -287,7 +307,10 @@ int64_t replicas_kept(const JobShape& s, const Layout& l) {
 }
 
 MemoryUse predict_memory(const JobShape& s, const Layout& l, int rank) {
-  return rank_memory(s, l, common(s, l), rank);
+  const Coord at = l.coord(rank);
+  return rank_memory(
+      s, l, at, holdings_of(s, l, Tables(s), stage_bounds_on(s, l), at),
+      geometry::slots_needed(schedule_on(s, l, shortened_step(s, l)), at.pp));
 }
 
 MemoryUse predict_memory(const JobShape& s, const Layout& l, int pp_rank,
@@ -332,10 +355,18 @@ MemoryUse predict_memory(const JobShape& s, const Layout& l, int pp_rank,
 }
 
 uint64_t predict_save(const JobShape& s, const Layout& l, int rank) {
-  const Common mesh = common(s, l);
+  const auto table = geometry::ParamTable::make(s.model);
+  const auto shard = geometry::make_rank_shard(
+      table,
+      {.layout = l,
+       .bounds = stage_bounds_on(s, l),
+       .chunks = chunks_on(s, l),
+       .zero = {.stage = s.zero_stage,
+                .shard_group = s.zero_stage == 0 ? 0 : shard_group_on(s, l)}},
+      rank);
+  CHECK(shard.ok());
   int64_t elements = 0;
-  for (const geometry::Piece& p :
-       geometry::pieces_to_save(rank_shard(mesh, rank)))
+  for (const geometry::Piece& p : geometry::pieces_to_save(*shard))
     elements += p.rect.numel();
   const auto bytes = static_cast<uint64_t>(elements * kStateVectors * kFp32);
   return bytes + (s.keep_state ? 0 : std::min(bytes, kFileBuffers));
@@ -343,37 +374,94 @@ uint64_t predict_save(const JobShape& s, const Layout& l, int rank) {
 
 uint64_t predict_segments(const JobShape& s, const Layout& l, int rank) {
   if (!s.keep_state) return 0;
-  const Common mesh = common(s, l);
-  const int64_t state = rank_shard(mesh, rank).zero.state_elements();
+  const Coord at = l.coord(rank);
+  const int64_t state = state_elements(
+      s, l, holdings_of(s, l, Tables(s), stage_bounds_on(s, l), at),
+      at.dp * l.cp + at.cp);
   return static_cast<uint64_t>(2 * kStateVectors * state * kFp32 +
                                replica_bytes(s, l, state));
 }
 
-uint64_t predict_workspace(const JobShape& s, const Layout& l, int threads) {
-  const int64_t gradients =
-      geometry::ParamTable::make(s.model).num_elements() / l.tp / l.pp * kFp32;
-  const int z = shard_group_on(s, l);
-  const int64_t sums =
-      std::min(2 * gradients, sum_scratch(z) + sum_scratch(l.dp * l.cp / z));
-  const int64_t tokens = s.B * s.T / l.cp;
-  const int64_t width = std::max(s.model.dim, s.model.hidden_dim / l.tp);
-  const int64_t columns = s.bf16 && s.packed ? k16Bit * tokens * width : 0;
-  // Six fp32 vectors of a head's sequence; bf16 with AMX needs fewer bytes.
-  constexpr int64_t kVectors = 6 * kFp32;
-  return static_cast<uint64_t>(sums + columns +
-                               threads * kVectors * s.T * s.model.head_dim());
-}
+struct MemoryPredictor::Known {
+  // Of each chunk of a stage its layers, how they are recomputed, and which
+  // ends of the model it has.
+  struct Chunk {
+    int64_t layers = 0, first = 0;
+    bool embedding = false, head = false;
+    auto operator<=>(const Chunk&) const = default;
+  };
+  struct Stage {
+    int tp = 1, cp = 1;
+    bool streams = false, split = false;
+    std::vector<Chunk> chunks;
+    auto operator<=>(const Stage&) const = default;
+  };
+  explicit Known(const JobShape& s) : tables(s) {}
 
-MemoryUse predict_worst_memory(const JobShape& s, const Layout& l) {
+  // slots_needed() of each pipeline rank.
+  const std::vector<std::vector<int>>& live_on(const JobShape& s,
+                                               const Layout& l) {
+    const geometry::ScheduleKind kind = schedule_kind_on(s, l);
+    int64_t passes = shortened_step(s, l);
+    if (kind == geometry::ScheduleKind::k1F1B)
+      passes = std::min<int64_t>(passes, l.pp);
+    auto& out = live[{kind, l.pp, chunks_on(s, l), passes}];
+    if (!out.empty()) return out;
+    const auto schedule = schedule_on(s, l, passes);
+    for (int pp = 0; pp < l.pp; ++pp)
+      out.push_back(geometry::slots_needed(schedule, pp));
+    return out;
+  }
+
+  Tables tables;
+  std::map<int, geometry::StageBounds> bounds;  // by stages
+  std::map<Stage, Holdings> stages;
+  // By schedule, stages of a rank, microbatches and pipeline rank.
+  std::map<std::tuple<geometry::ScheduleKind, int, int, int64_t>,
+           std::vector<std::vector<int>>>
+      live;
+};
+
+MemoryPredictor::MemoryPredictor(JobShape shape) : shape_(std::move(shape)) {}
+MemoryPredictor::~MemoryPredictor() = default;
+
+MemoryUse MemoryPredictor::worst(const Layout& l) {
+  const JobShape& s = shape_;
+  if (!known_) known_ = std::make_unique<Known>(s);
+  const int chunks = chunks_on(s, l), stages = l.pp * chunks;
+  auto [bounds, new_bounds] = known_->bounds.try_emplace(stages);
+  if (new_bounds) bounds->second = stage_bounds_on(s, l);
+  const std::vector<std::vector<int>>& live = known_->live_on(s, l);
   MemoryUse worst;
   // Among data- and context-parallel ranks the first needs most, and among
   // tensor-parallel ranks the first has most rows.
-  const Common mesh = common(s, l);
   for (int pp = 0; pp < l.pp; ++pp) {
-    const MemoryUse m = rank_memory(s, l, mesh, l.rank({.pp = pp}));
+    Known::Stage stage{.tp = l.tp,
+                       .cp = l.cp,
+                       .streams = streams_on(s, l),
+                       .split = splits_backward(s, l),
+                       .chunks = {}};
+    for (int i = pp; i < stages; i += l.pp) {
+      const int64_t first = bounds->second[static_cast<size_t>(i)];
+      stage.chunks.push_back(
+          {.layers = bounds->second[static_cast<size_t>(i) + 1] - first,
+           .first = first % s.recompute_every,
+           .embedding = i == 0,
+           .head = i == stages - 1});
+    }
+    const auto [held, is_new] = known_->stages.try_emplace(std::move(stage));
+    const Coord at{.pp = pp};
+    if (is_new)
+      held->second = holdings_of(s, l, known_->tables, bounds->second, at);
+    const MemoryUse m =
+        rank_memory(s, l, at, held->second, live[static_cast<size_t>(pp)]);
     if (m.total() > worst.total()) worst = m;
   }
   return worst;
+}
+
+MemoryUse predict_worst_memory(const JobShape& s, const Layout& l) {
+  return MemoryPredictor(s).worst(l);
 }
 
 // The ranks of a copy of the model hold all of it together, and the one with

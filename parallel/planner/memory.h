@@ -33,6 +33,7 @@
 #pragma once
 
 #include <cstdint>
+#include <memory>
 
 #include "parallel/planner/layer_cost.h"
 #include "parallel/planner/shape.h"
@@ -72,6 +73,21 @@ uint64_t predict_segments(const JobShape& shape, const geometry::Layout& layout,
 // For the rank that needs most in total. REQUIRES: admit() passed.
 MemoryUse predict_worst_memory(const JobShape& shape,
                                const geometry::Layout& layout);
+
+// The same for many meshes of one job: what their stages have in common is
+// computed once.
+class MemoryPredictor {
+ public:
+  explicit MemoryPredictor(JobShape shape);
+  ~MemoryPredictor();
+  // REQUIRES: as predict_worst_memory().
+  MemoryUse worst(const geometry::Layout& layout);
+
+ private:
+  struct Known;
+  const JobShape shape_;
+  std::unique_ptr<Known> known_;
+};
 
 // A lower bound of that total which takes no tables. `parameters`: elements of
 // the model.

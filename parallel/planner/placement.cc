@@ -5,6 +5,7 @@
 
 #include <algorithm>
 #include <map>
+#include <optional>
 #include <set>
 #include <string>
 #include <utility>
@@ -12,6 +13,7 @@
 
 #include "parallel/planner/choose.h"
 #include "parallel/planner/local.h"
+#include "parallel/planner/memory.h"
 #include "parallel/planner/rank_placement.h"
 #include "proto/base/text.h"
 
@@ -92,7 +94,10 @@ std::vector<std::vector<std::string>> by_memory(const PlacementRequest& q) {
 Result<LayoutChoice> choose(PlacementRequest* q,
                             std::vector<std::string>* left_out) {
   bool short_of_memory = false;
-  auto best = choose_layout(*q, &short_of_memory);
+  std::optional<MemoryPredictor> memory;
+  if (q->shape) memory.emplace(*q->shape);
+  MemoryPredictor* const known = memory ? &*memory : nullptr;
+  auto best = choose_layout(*q, known, &short_of_memory);
   PlacementRequest fewer = *q;
   std::vector<std::string> without;
   for (const std::vector<std::string>& hosts : by_memory(*q)) {
@@ -102,7 +107,7 @@ Result<LayoutChoice> choose(PlacementRequest* q,
       return std::ranges::find(hosts, w.host) != hosts.end();
     });
     if (best.ok() && offered_slots(fewer) <= best->layout.world()) break;
-    auto next = choose_layout(fewer, &short_of_memory);
+    auto next = choose_layout(fewer, known, &short_of_memory);
     if (!next.ok() ||
         (best.ok() && next->layout.world() <= best->layout.world()))
       continue;
@@ -125,7 +130,7 @@ Result<Placement> place_mesh(const PlacementRequest& given) {
     request = only_on(std::move(request), choice.hosts);
   Placement placement;
   placement.layout = choice.layout;
-  placement.ranks = place_ranks(request, choice.layout);
+  placement.ranks = RankPlacer(request).place(choice.layout);
   placement.spares = static_cast<int>(offered - choice.layout.world());
   std::set<std::string> used;
   for (const pb::RankPlace& p : placement.ranks) used.insert(p.worker());

@@ -4,7 +4,7 @@
 #include <limits>
 #include <map>
 #include <set>
-#include <string>
+#include <string_view>
 #include <tuple>
 #include <utility>
 
@@ -13,148 +13,162 @@
 namespace remesh::planner {
 namespace {
 
-// Assigns ranks to slots, host by host. Hosts and workers are ordered by their
-// first rank in the previous mesh; new ones come last, by name. So ranks that
-// stay keep their order, and without a previous mesh the order is that of the
-// names.
-class RankPlacer {
+// What is free of the hosts while slots are given away.
+class FreeSlots {
  public:
-  RankPlacer(const PlacementRequest& q, const geometry::Layout& layout)
-      : layout_(layout),
-        places_(static_cast<size_t>(layout.world())),
-        seats_(places_.size()) {
-    std::map<std::string, int> turn;  // first previous rank by worker
-    for (const pb::RankPlace& p : q.previous) {
-      const auto [it, is_new] = turn.emplace(p.worker(), p.rank());
-      if (!is_new) it->second = std::min(it->second, p.rank());
-    }
-    const auto turn_of = [&](const WorkerSlots& w) {
-      const auto it = turn.find(w.worker);
-      return it == turn.end() ? std::numeric_limits<int>::max() : it->second;
-    };
-    std::map<std::string, int> host_turn;
-    for (const WorkerSlots& w : q.workers) {
-      const auto [it, is_new] = host_turn.emplace(w.host, turn_of(w));
-      if (!is_new) it->second = std::min(it->second, turn_of(w));
-    }
-    workers_ = q.workers;
-    const auto before = [&](const WorkerSlots& a, const WorkerSlots& b) {
-      const int ha = host_turn.at(a.host), hb = host_turn.at(b.host);
-      const int ta = turn_of(a), tb = turn_of(b);
-      return std::tie(ha, a.host, ta, a.worker) <
-             std::tie(hb, b.host, tb, b.worker);
-    };
-    std::ranges::sort(workers_, before);
-    for (size_t i = 0; i < workers_.size(); ++i) {
-      const WorkerSlots& w = workers_[i];
-      if (i == 0 || workers_[i - 1].host != w.host) hosts_.emplace_back();
-      Host& host = hosts_.back();
-      host.cores = std::max(host.cores, w.cores);
-      const int seats = std::min(w.slots, layout.world());
-      for (int s = 0; s < seats; ++s) host.free.insert({i, s});
-      index_[w.worker] = i;
-      host_of_.push_back(hosts_.size() - 1);
-    }
+  explicit FreeSlots(const std::vector<HostSlots>& hosts) {
+    for (const HostSlots& h : hosts) free_.push_back(h.slots);
   }
-
-  std::vector<pb::RankPlace> run(const std::vector<pb::RankPlace>& previous) {
-    if (previous.size() == places_.size()) keep(previous);
-    const int tp = layout_.tp;
-    for (int first = 0; first < layout_.world(); first += tp)
-      fill_group(first, first + tp);
-    // The ranks of a host share its cores evenly.
-    for (pb::RankPlace& p : places_) {
-      const Host& h = host_of(p.rank());
-      p.set_threads(std::max(1, h.cores / h.ranks));
+  void take(int host) { --free_[static_cast<size_t>(host)]; }
+  bool has(int host) const { return free_[static_cast<size_t>(host)] > 0; }
+  // Of the hosts with a free slot the one with most of the peers, then one with
+  // room for so many, then the first. peers: by host; empty: there are none.
+  int best(const std::vector<int>& peers, int room) {
+    while (free_[first_] == 0) CHECK(++first_ < free_.size());
+    const auto wish = [&](size_t h) {
+      return std::make_pair(peers.empty() ? 0 : peers[h], free_[h] >= room);
+    };
+    size_t best = first_;
+    for (size_t h = first_ + 1; h < free_.size(); ++h) {
+      if (peers.empty() && free_[best] >= room) break;
+      if (free_[h] > 0 && wish(h) > wish(best)) best = h;
     }
-    return std::move(places_);
+    return static_cast<int>(best);
   }
 
  private:
-  using Seat = std::pair<size_t, int>;  // worker, slot
-  struct Host {
-    std::set<Seat> free;
-    int cores = 0;
-    int ranks = 0;
-    int peers = 0;  // of the group that is being filled
-  };
-
-  bool vacant(int rank) const {
-    return places_[static_cast<size_t>(rank)].worker().empty();
-  }
-  Host& host_of(int rank) {
-    return hosts_[host_of_[seats_[static_cast<size_t>(rank)].first]];
-  }
-  void seat(int rank, Seat s) {
-    seats_[static_cast<size_t>(rank)] = s;
-    CHECK(host_of(rank).free.erase(s) == 1);
-    ++host_of(rank).ranks;
-    pb::RankPlace& place = places_[static_cast<size_t>(rank)];
-    place.set_rank(rank);
-    place.set_worker(workers_[s.first].worker);
-    place.set_local_slot(s.second);
-  }
-
-  // Every worker that is still present gets its previous ranks.
-  void keep(const std::vector<pb::RankPlace>& previous) {
-    for (const pb::RankPlace& p : previous) {
-      const auto it = index_.find(p.worker());
-      if (p.rank() < 0 || p.rank() >= layout_.world() || !vacant(p.rank()) ||
-          it == index_.end())
-        continue;
-      const Seat s{it->second, p.local_slot()};
-      if (hosts_[host_of_[s.first]].free.count(s) == 1) seat(p.rank(), s);
-    }
-  }
-
-  // Tensor-parallel peers [first, last): on the host that already has most of
-  // them, else on the first with room for all vacant ones, else wherever slots
-  // are free.
-  void fill_group(int first, int last) {
-    std::vector<int> todo;
-    for (Host& h : hosts_) h.peers = 0;
-    for (int r = first; r < last; ++r) {
-      if (vacant(r))
-        todo.push_back(r);
-      else
-        ++host_of(r).peers;
-    }
-    if (todo.empty()) return;
-    std::vector<Host*> by_wish;
-    for (Host& h : hosts_)
-      if (!h.free.empty()) by_wish.push_back(&h);
-    // A single peer has no preference.
-    if (last - first > 1)
-      std::ranges::stable_sort(by_wish, [&](const Host* a, const Host* b) {
-        const auto wish = [&](const Host* h) {
-          return std::make_pair(h->peers, h->free.size() >= todo.size());
-        };
-        return wish(a) > wish(b);
-      });
-    auto host = by_wish.begin();
-    for (const int r : todo) {
-      while ((*host)->free.empty()) {
-        ++host;
-        CHECK(host != by_wish.end());
-      }
-      seat(r, *(*host)->free.begin());
-    }
-  }
-
-  geometry::Layout layout_;
-  std::vector<pb::RankPlace> places_;  // by rank; vacant while worker is ""
-  std::vector<Seat> seats_;            // by rank
-  std::vector<WorkerSlots> workers_;
-  std::vector<Host> hosts_;      // in order, some may be full
-  std::vector<size_t> host_of_;  // by worker
-  std::map<std::string, size_t> index_;
+  std::vector<int> free_;
+  size_t first_ = 0;
 };
 
 }  // namespace
 
-std::vector<pb::RankPlace> place_ranks(const PlacementRequest& q,
-                                       const geometry::Layout& layout) {
-  return RankPlacer(q, layout).run(q.previous);
+RankPlacer::RankPlacer(const PlacementRequest& q) : request_(q) {
+  std::map<std::string_view, int> turns;  // first previous rank, by worker
+  for (const pb::RankPlace& p : q.previous) {
+    const auto [it, is_new] = turns.emplace(p.worker(), p.rank());
+    if (!is_new) it->second = std::min(it->second, p.rank());
+  }
+  const auto turn_of = [&](const WorkerSlots& w) {
+    const auto it = turns.find(w.worker);
+    return it == turns.end() ? std::numeric_limits<int>::max() : it->second;
+  };
+  using Turn = std::tuple<int, std::string_view>;
+  std::map<std::string_view, int> host_turns;
+  std::vector<std::tuple<Turn, Turn, const WorkerSlots*>> order;
+  for (const WorkerSlots& w : q.workers) {
+    const auto [it, is_new] = host_turns.emplace(w.host, turn_of(w));
+    if (!is_new) it->second = std::min(it->second, turn_of(w));
+  }
+  for (const WorkerSlots& w : q.workers)
+    order.emplace_back(Turn(host_turns.at(w.host), w.host),
+                       Turn(turn_of(w), w.worker), &w);
+  std::ranges::sort(order);
+  for (const auto& [host_turn, turn, w] : order) {
+    if (hosts_.empty() || hosts_.back().name != w->host)
+      hosts_.emplace_back().name = w->host;
+    HostSlots& h = hosts_.back();
+    h.workers.push_back(w);
+    h.slots += w->slots;
+    h.cores = std::max(h.cores, w->cores);
+    h.memory_bytes = std::max(h.memory_bytes, w->memory_bytes);
+  }
+  std::erase_if(hosts_, [](const HostSlots& h) { return h.slots == 0; });
+}
+
+// Every worker that is still present gets its previous ranks.
+void RankPlacer::keep_seats(std::vector<Seat>* seats) const {
+  if (request_.previous.size() != seats->size()) return;
+  std::map<std::string_view, std::pair<int, size_t>> workers;
+  for (size_t h = 0; h < hosts_.size(); ++h)
+    for (size_t w = 0; w < hosts_[h].workers.size(); ++w)
+      workers[hosts_[h].workers[w]->worker] = {static_cast<int>(h), w};
+  std::set<std::pair<const WorkerSlots*, int>> taken;
+  for (const pb::RankPlace& p : request_.previous) {
+    const auto it = workers.find(p.worker());
+    const auto rank = static_cast<size_t>(p.rank());
+    if (it == workers.end() || p.rank() < 0 || rank >= seats->size() ||
+        (*seats)[rank].host >= 0)
+      continue;
+    const auto [host, index] = it->second;
+    const WorkerSlots* w = hosts_[static_cast<size_t>(host)].workers[index];
+    if (p.local_slot() >= 0 && p.local_slot() < w->slots &&
+        taken.emplace(w, p.local_slot()).second)
+      (*seats)[rank] = {host, w, p.local_slot()};
+  }
+}
+
+std::vector<RankPlacer::Seat> RankPlacer::seats(
+    const geometry::Layout& layout) const {
+  std::vector<Seat> out(static_cast<size_t>(layout.world()));
+  keep_seats(&out);
+  FreeSlots free(hosts_);
+  for (const Seat& s : out)
+    if (s.host >= 0) free.take(s.host);
+  const auto tp = static_cast<size_t>(layout.tp);
+  for (size_t first = 0; first < out.size(); first += tp) {
+    int vacant = 0;
+    std::vector<int> peers;
+    for (size_t r = first; r < first + tp; ++r) {
+      if (out[r].host < 0) {
+        ++vacant;
+      } else {
+        peers.resize(hosts_.size());
+        ++peers[static_cast<size_t>(out[r].host)];
+      }
+    }
+    int host = -1;
+    for (size_t r = first; r < first + tp; ++r) {
+      if (out[r].host >= 0) continue;
+      if (host < 0 || !free.has(host)) host = free.best(peers, vacant);
+      out[r].host = host;
+      free.take(host);
+    }
+  }
+  return out;
+}
+
+std::vector<int> RankPlacer::ranks_by_host(
+    const geometry::Layout& layout) const {
+  std::vector<int> out(hosts_.size());
+  for (const Seat& s : seats(layout)) ++out[static_cast<size_t>(s.host)];
+  return out;
+}
+
+std::vector<pb::RankPlace> RankPlacer::place(
+    const geometry::Layout& layout) const {
+  std::vector<Seat> seats = this->seats(layout);
+  std::vector<int> ranks(hosts_.size());
+  std::set<std::pair<const WorkerSlots*, int>> kept;
+  for (const Seat& s : seats) {
+    ++ranks[static_cast<size_t>(s.host)];
+    if (s.worker != nullptr) kept.emplace(s.worker, s.slot);
+  }
+  struct Next {
+    size_t worker = 0;
+    int slot = 0;
+  };
+  std::vector<Next> next(hosts_.size());
+  std::vector<pb::RankPlace> out(seats.size());
+  for (size_t r = 0; r < seats.size(); ++r) {
+    Seat& s = seats[r];
+    const auto h = static_cast<size_t>(s.host);
+    auto& [worker, slot] = next[h];
+    while (s.worker == nullptr) {
+      const WorkerSlots* w = hosts_[h].workers[worker];
+      if (slot == w->slots) {
+        ++worker;
+        slot = 0;
+      } else if (!kept.contains({w, slot++})) {
+        s = {.host = s.host, .worker = w, .slot = slot - 1};
+      }
+    }
+    out[r].set_rank(static_cast<int>(r));
+    out[r].set_worker(s.worker->worker);
+    out[r].set_local_slot(s.slot);
+    out[r].set_threads(std::max(1, hosts_[h].cores / ranks[h]));
+  }
+  return out;
 }
 
 }  // namespace remesh::planner

@@ -106,7 +106,8 @@ class Builder {
   void add_all(const Layout& l) {
     constexpr int64_t kMostSequences = 64;
     const JobShape& job = *request_.place.shape;
-    const int share = least_threads(planner::place_ranks(request_.place, l));
+    const int share =
+        least_threads(planner::RankPlacer(request_.place).place(l));
     std::set<int> threads = {share, std::max(1, share / 2)};
     threads.insert(own_.threads);
     const int most_zero = l.dp * l.cp > 1 ? 3 : 0;

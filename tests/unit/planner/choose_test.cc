@@ -383,6 +383,36 @@ TEST(Choose, AnAdmittedMeshHasAScheduleAndAPrediction) {
   EXPECT_GT(admitted, 200);
 }
 
+// What it keeps of one mesh is what the next one needs.
+TEST(Choose, MemoryOfManyMeshesIsThatOfEachAlone) {
+  const uint64_t seed = test_seed();
+  SCOPED_TRACE("seed " + std::to_string(seed));
+  Rng rng(seed);
+  int compared = 0;
+  for (int trial = 0; trial < 200; ++trial) {
+    const JobShape s = random_shape(rng);
+    MemoryPredictor predictor(s);
+    for (int i = 0; i < 20; ++i) {
+      const Layout l{.dp = pick(rng, 1, 4),
+                     .pp = pick(rng, 1, 4),
+                     .tp = pick(rng, 1, 3),
+                     .cp = pick(rng, 1, 3)};
+      if (!admit(s, l).ok()) continue;
+      ++compared;
+      EXPECT_EQ(predictor.worst(l), predict_worst_memory(s, l));
+    }
+  }
+  EXPECT_GT(compared, 300);
+}
+
+TEST(Choose, AShapeThatNoMeshAdmitsIsAnError) {
+  PlacementRequest q;
+  q.workers = {{.worker = "a", .host = "h", .slots = 2, .memory_bytes = 1}};
+  q.shape = JobShape{.model = geometry::llama(64, 1, 1, 1, 64, 32)};
+  q.shape->model.lora.rank = 8;  // without targets
+  EXPECT_FALSE(place_mesh(q).ok());
+}
+
 PlacementRequest four_slots() {
   PlacementRequest q;
   q.workers = {{.worker = "a", .host = "h", .slots = 2, .cores = 4},
