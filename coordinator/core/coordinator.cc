@@ -164,8 +164,8 @@ void Coordinator::take_report(const pb::Report& report,
   for (const pb::Durable::Origin& o : r.origins()) ledger_.report(o);
 }
 
-// The journal was lost or rolled back. Generation numbers are never reused: if
-// one was planned since, its workers may know the number, so it ends.
+// The journal was lost or rolled back. Numbers are never reused: a generation
+// that was planned since ends, as workers may know its number from before.
 void Coordinator::skip_to_generation_of(const pb::Report& r) {
   durable_.set_generation(r.generation());
   emit(journal_behind_event(durable_.generation(), r.worker()));

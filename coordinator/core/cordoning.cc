@@ -208,8 +208,8 @@ FailureVerdict Cordoning::judge(const pb::Cause& fault, pb::Durable* d) {
 
 // A checkpoint that cannot be read for a long time may be on a bad disk, and
 // older ones elsewhere, so that one of those is tried. If that cannot be read
-// either, it is the storage. Then hosts are not cordoned for longer, once
-// others can read it, because it could not be read often.
+// either, it is the storage. Attempts in which nobody reads it do not lengthen
+// the cordons of hosts that cannot read it later, when others can.
 FailureVerdict Cordoning::judge_unreadable(const pb::Cause& fault,
                                            pb::Durable* d) {
   constexpr int64_t kBeforeOlder = 20;  // about 8 minutes

@@ -248,7 +248,7 @@ void Roster::on_disconnect(const std::string& worker, int64_t now_ms,
     m.revoked = revoked;
     return;
   }
-  // A connection that ends before anything came through it is no new beginning.
+  // If nothing was heard since it was closed before, this is no new loss.
   if (m.disconnected_ms < 0) m.closed_at_ms = now_ms;
   m.disconnected_ms = now_ms;
 }

@@ -53,7 +53,7 @@ class Roster {
     int64_t joined_ms = 0;
     int64_t heard_ms = 0;
     int64_t disconnected_ms = -1;  // connection broke and nothing came since
-    int64_t closed_at_ms = -1;     // when it broke first, on the clock
+    int64_t closed_at_ms = -1;  // when it first broke; absences do not move it
     // The coordinator was cut off and has not heard this member since. Its old
     // connection may end late, and the next one takes as long as TCP has backed
     // off, so only silence counts.

@@ -335,7 +335,7 @@ Result<std::vector<int64_t>> split_layers(int64_t n_layers, int stages,
   const int64_t between = std::max(0, stages - 2);
   int64_t first = n_layers, last = 0;
   double least = std::numeric_limits<double>::infinity(), evenness = least;
-  // No stage needs more than the last of even ones that has the rest, too.
+  // An upper bound: an even split with the remainder on the last stage.
   const int64_t even = n_layers / stages + n_layers % stages;
   if (between > 0)
     least = static_cast<double>(even) + costs.embedding + costs.head;

@@ -351,6 +351,13 @@ TEST(Choose, LittleMemoryLeavesTheFastestOfTheLargestMeshesThatFit) {
   EXPECT_GT(none, 20);
 }
 
+Layout random_layout(Rng& rng) {
+  return {.dp = pick(rng, 1, 4),
+          .pp = pick(rng, 1, 3),
+          .tp = pick(rng, 1, 3),
+          .cp = pick(rng, 1, 3)};
+}
+
 TEST(Choose, AnAdmittedMeshHasAScheduleAndAPrediction) {
   const uint64_t seed = test_seed();
   SCOPED_TRACE("seed " + std::to_string(seed));
@@ -358,10 +365,7 @@ TEST(Choose, AnAdmittedMeshHasAScheduleAndAPrediction) {
   int admitted = 0;
   for (int trial = 0; trial < 1000; ++trial) {
     const JobShape s = random_shape(rng);
-    const Layout l{.dp = pick(rng, 1, 4),
-                   .pp = pick(rng, 1, 3),
-                   .tp = pick(rng, 1, 3),
-                   .cp = pick(rng, 1, 3)};
+    const Layout l = random_layout(rng);
     if (!admit(s, l).ok()) continue;
     ++admitted;
     const PlacementRequest q{.shape = s};
@@ -393,10 +397,7 @@ TEST(Choose, MemoryOfManyMeshesIsThatOfEachAlone) {
     const JobShape s = random_shape(rng);
     MemoryPredictor predictor(s);
     for (int i = 0; i < 20; ++i) {
-      const Layout l{.dp = pick(rng, 1, 4),
-                     .pp = pick(rng, 1, 4),
-                     .tp = pick(rng, 1, 3),
-                     .cp = pick(rng, 1, 3)};
+      const Layout l = random_layout(rng);
       if (!admit(s, l).ok()) continue;
       ++compared;
       EXPECT_EQ(predictor.worst(l), predict_worst_memory(s, l));
