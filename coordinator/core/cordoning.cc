@@ -461,8 +461,8 @@ void Cordoning::end_needed() {
         });
   };
   std::vector<pb::Cordon> all(faults.cordons().begin(), faults.cordons().end());
-  std::ranges::stable_partition(
-      all, [](const pb::Cordon& c) { return c.in_training(); });
+  std::stable_partition(all.begin(), all.end(),
+                        [](const pb::Cordon& c) { return c.in_training(); });
   std::vector<pb::Cordon> ended;
   for (const pb::Cordon& c : all) {
     if (possible_with(faults)) break;

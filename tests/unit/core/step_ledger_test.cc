@@ -6,6 +6,7 @@
 #include <algorithm>
 
 #include "coordinator/core/state_choice.h"
+#include "tests/testing/text_message.h"
 
 namespace remesh::core {
 namespace {
