@@ -109,9 +109,6 @@ Cluster::~Cluster() {
   for (const Seen& p : processes_with(dir_.path()))
     testing::send_signal(p.pid, SIGKILL);
   wait_until([&] { return processes_with(dir_.path()).empty(); }, kEndMs);
-  std::error_code ignored;
-  for (const std::string& left : worker_leftovers(worker_folders()))
-    fs::remove_all(left, ignored);
 }
 
 std::vector<std::pair<std::string, std::string>> Cluster::environment() const {

@@ -10,13 +10,32 @@
 #include <sstream>
 #include <string>
 #include <system_error>
+#include <vector>
 
 #include "proto/base/check.h"
 
 namespace remesh {
 
+// Removes the shared memory of workers whose own folders are below `folder`
+// (worker/agent/shell/scratch.h): they leave their states there for a later
+// run.
+inline void remove_shared_memory_of(const std::string& folder) {
+  namespace fs = std::filesystem;
+  std::error_code error;
+  std::vector<fs::path> left;
+  for (fs::directory_iterator it("/dev/shm", error), end; !error && it != end;
+       it.increment(error)) {
+    std::ifstream in(it->path() / "owner");
+    std::string owner;
+    std::getline(in, owner);
+    if (owner.starts_with(folder + "/")) left.push_back(it->path());
+  }
+  for (const fs::path& path : left) fs::remove_all(path, error);
+}
+
 // A new folder BASE/remesh-test-XXXXXX without symbolic links in its path,
-// removed with its contents by the destructor unless REMESH_KEEP is set.
+// removed with its contents by the destructor unless REMESH_KEEP is set, and
+// with the shared memory of the workers that had their folders in it.
 class TempDir {
  public:
   TempDir() : TempDir("/tmp") {}
@@ -27,6 +46,7 @@ class TempDir {
   }
   ~TempDir() {
     if (std::getenv("REMESH_KEEP") != nullptr) return;
+    remove_shared_memory_of(path_);
     std::error_code ignored;
     std::filesystem::remove_all(path_, ignored);
   }
