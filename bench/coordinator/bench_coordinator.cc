@@ -22,7 +22,7 @@
 #include "bench/options.h"
 #include "bench/process_use.h"
 #include "bench/targets.h"
-#include "checkpoint/manifest/sharding.h"
+#include "checkpoint/manifest/conversions.h"
 #include "checkpoint/memory/replica_placement.h"
 #include "coordinator/core/coordinator.h"
 #include "coordinator/core/survival.h"

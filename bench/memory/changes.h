@@ -6,7 +6,7 @@
 #include <functional>
 #include <string>
 
-#include "bench/memory/host_memory.h"
+#include "bench/memory/peak_memory.h"
 #include "bench/options.h"
 #include "proto/base/status.h"
 

@@ -18,7 +18,7 @@
 
 #include "bench/options.h"
 #include "bench/planner/choices.h"
-#include "bench/planner/report.h"
+#include "bench/planner/validation.h"
 #include "parallel/jobfile/jobfile.h"
 #include "parallel/planner/search.h"
 #include "proto/base/clock.h"

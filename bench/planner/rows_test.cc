@@ -2,7 +2,7 @@
 
 #include <gtest/gtest.h>
 
-#include "bench/planner/report.h"
+#include "bench/planner/validation.h"
 #include "tests/testing/expect.h"
 
 namespace remesh::bench {

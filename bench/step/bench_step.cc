@@ -3,10 +3,10 @@
 // without data loading and communication.
 //
 // Prints tokens/s of the median step; where the time went and what bounds each
-// part (report.h), by the memory bandwidth and the best way to compute each of
-// the step's GEMMs, measured in the same run; and, with --peer, the same step
-// of another program for comparison. Everything alternates in rounds, because
-// machines are shared.
+// part (step_report.h), by the memory bandwidth and the best way to compute
+// each of the step's GEMMs, measured in the same run; and, with --peer, the
+// same step of another program for comparison. Everything alternates in rounds,
+// because machines are shared.
 #include <fmt/format.h>
 
 #include <CLI/CLI.hpp>
@@ -19,7 +19,7 @@
 #include "bench/random_batch.h"
 #include "bench/step/peer.h"
 #include "bench/step/profiling_backend.h"
-#include "bench/step/report.h"
+#include "bench/step/step_report.h"
 #include "bench/step/yardstick.h"
 #include "bench/targets.h"
 #include "parallel/geometry/model_work.h"

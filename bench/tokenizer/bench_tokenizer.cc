@@ -22,10 +22,10 @@
 #include "bench/targets.h"
 #include "proto/base/median.h"
 #include "worker/data/text_reader.h"
+#include "worker/tokenizer/bpe_trainer.h"
 #include "worker/tokenizer/pipeline.h"
 #include "worker/tokenizer/tokenizer.h"
 #include "worker/tokenizer/tokenizer_json.h"
-#include "worker/tokenizer/trainer.h"
 
 namespace remesh::bench {
 namespace {
@@ -175,7 +175,7 @@ Result<int> run(Options o) {
     std::string json;
     Status status;
     const double seconds = seconds_of([&] {
-      auto trainer = tokenizer::Trainer::make(o.vocab_size);
+      auto trainer = tokenizer::BpeTrainer::make(o.vocab_size);
       status = trainer.status();
       for (size_t i = 0; i < documents.size() && status.ok(); ++i)
         status = trainer->add(documents[i]);

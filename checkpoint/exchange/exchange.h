@@ -1,4 +1,4 @@
-// Exchange: carries out a plan (plan.h) between the processes of a new
+// Exchange: carries out a plan (exchange_plan.h) between the processes of a new
 // generation, by local copies and by messages with a checksum each. The result
 // is bit-identical to the sources.
 //
@@ -8,7 +8,7 @@
 #include <functional>
 #include <span>
 
-#include "checkpoint/exchange/plan.h"
+#include "checkpoint/exchange/exchange_plan.h"
 #include "checkpoint/memory/segment.h"
 #include "parallel/comm/comm.h"
 

@@ -7,7 +7,7 @@
 #include <optional>
 #include <tuple>
 
-#include "checkpoint/manifest/sharding.h"
+#include "checkpoint/manifest/conversions.h"
 #include "coordinator/core/durable.h"
 #include "coordinator/core/link_search.h"
 #include "coordinator/core/recovery.h"

@@ -4,7 +4,7 @@
 #include <optional>
 #include <string>
 
-#include "checkpoint/manifest/sharding.h"
+#include "checkpoint/manifest/conversions.h"
 #include "parallel/geometry/layout.h"
 #include "parallel/planner/memory.h"
 #include "parallel/planner/placement.h"

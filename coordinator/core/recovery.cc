@@ -5,7 +5,7 @@
 #include <algorithm>
 #include <utility>
 
-#include "checkpoint/manifest/sharding.h"
+#include "checkpoint/manifest/conversions.h"
 #include "checkpoint/memory/replica_placement.h"
 #include "coordinator/core/cordons.h"
 #include "coordinator/core/durable.h"

@@ -6,7 +6,7 @@
 #include <set>
 #include <vector>
 
-#include "checkpoint/manifest/sharding.h"
+#include "checkpoint/manifest/conversions.h"
 #include "checkpoint/memory/replica_placement.h"
 #include "checkpoint/memory/segment.h"
 #include "coordinator/core/survival.h"

@@ -5,8 +5,8 @@
 
 #include <algorithm>
 
+#include "checkpoint/manifest/conversions.h"
 #include "checkpoint/manifest/scan.h"
-#include "checkpoint/manifest/sharding.h"
 #include "checkpoint/memory/segment.h"
 #include "checkpoint/memory/segment_directory.h"
 #include "coordinator/core/job_shape.h"

@@ -16,8 +16,8 @@ namespace remesh::planner {
 Execution engine_execution(const JobShape& shape);
 
 // A job in bf16 runs in fp32 where one host lacks bf16, which the measured
-// rates of its cores show: they are the same in both (worker/measure/fit.cc).
-// The functions below take the shape as it is.
+// rates of its cores show: they are the same in both
+// (worker/measure/measured.cc). The functions below take the shape as it is.
 void match_hosts(PlacementRequest* request);
 
 // What ranks get of the hosts, in meshes of one request, which must outlive it.

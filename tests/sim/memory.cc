@@ -2,7 +2,7 @@
 
 #include <fmt/format.h>
 
-#include "checkpoint/manifest/sharding.h"
+#include "checkpoint/manifest/conversions.h"
 #include "coordinator/core/survival.h"
 #include "proto/base/check.h"
 

@@ -22,8 +22,8 @@
 #include "worker/data/json_lines.h"
 #include "worker/data/text_encoder.h"
 #include "worker/data/text_reader.h"
+#include "worker/tokenizer/bpe_trainer.h"
 #include "worker/tokenizer/tokenizer.h"
-#include "worker/tokenizer/trainer.h"
 
 namespace remesh::data {
 namespace {
@@ -163,7 +163,7 @@ Status decode(const Options& o) {
   return ok_status();
 }
 
-Status add_texts(const Options& o, tokenizer::Trainer& trainer) {
+Status add_texts(const Options& o, tokenizer::BpeTrainer& trainer) {
   ASSIGN_OR_RETURN(const std::vector<std::string> inputs,
                    expand_inputs(o.inputs));
   uint64_t done = 0, total = 0;
@@ -197,8 +197,8 @@ Status train(const Options& o) {
   if (!is_folder(parent_path(o.out)))
     return not_found(
         fmt::format("{}: there is no folder {}", o.out, parent_path(o.out)));
-  ASSIGN_OR_RETURN(tokenizer::Trainer trainer,
-                   tokenizer::Trainer::make(o.vocab_size));
+  ASSIGN_OR_RETURN(tokenizer::BpeTrainer trainer,
+                   tokenizer::BpeTrainer::make(o.vocab_size));
   RETURN_IF_ERROR(add_texts(o, trainer));
   std::string json;
   {

@@ -5,7 +5,7 @@
 
 #include "parallel/comm/comm.h"
 #include "worker/kernels/backend.h"
-#include "worker/measure/fit.h"
+#include "worker/measure/measured.h"
 
 namespace remesh::measure {
 

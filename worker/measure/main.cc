@@ -16,8 +16,8 @@
 #include "proto/base/file_system.h"
 #include "proto/base/machine.h"
 #include "proto/base/usage.h"
-#include "worker/measure/fit.h"
 #include "worker/measure/host.h"
+#include "worker/measure/measured.h"
 
 namespace remesh::measure {
 namespace {

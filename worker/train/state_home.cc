@@ -9,7 +9,7 @@
 #include <utility>
 
 #include "checkpoint/exchange/exchange.h"
-#include "checkpoint/manifest/sharding.h"
+#include "checkpoint/manifest/conversions.h"
 #include "checkpoint/memory/replica_placement.h"
 #include "proto/base/check.h"
 #include "proto/base/exit_code.h"

@@ -19,7 +19,7 @@
 #include <string>
 #include <vector>
 
-#include "checkpoint/exchange/plan.h"
+#include "checkpoint/exchange/exchange_plan.h"
 #include "checkpoint/memory/segment.h"
 #include "parallel/comm/comm.h"
 #include "proto/base/exit_code.h"

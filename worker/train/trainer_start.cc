@@ -5,7 +5,7 @@
 #include <thread>
 #include <utility>
 
-#include "checkpoint/manifest/sharding.h"
+#include "checkpoint/manifest/conversions.h"
 #include "checkpoint/memory/replica_placement.h"
 #include "checkpoint/store/store.h"
 #include "parallel/geometry/model_work.h"

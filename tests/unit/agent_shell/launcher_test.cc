@@ -21,7 +21,7 @@
 #include "tests/testing/process.h"
 #include "tests/testing/temp_dir.h"
 #include "tests/unit/agent_shell/num_entries.h"
-#include "worker/agent/shell/process.h"
+#include "worker/agent/shell/process_control.h"
 
 namespace {
 std::atomic<bool> g_exec_hangs{false};

@@ -25,7 +25,7 @@
 #include "tests/unit/agent_shell/num_entries.h"
 #include "worker/agent/shell/hardware.h"
 #include "worker/agent/shell/probe.h"
-#include "worker/agent/shell/process.h"
+#include "worker/agent/shell/process_control.h"
 #include "worker/agent/shell/scratch.h"
 
 namespace remesh::agent {

@@ -2,7 +2,7 @@
 // when they do not.
 #include "coordinator/core/room.h"
 
-#include "checkpoint/manifest/sharding.h"
+#include "checkpoint/manifest/conversions.h"
 #include "checkpoint/memory/segment.h"
 #include "coordinator/core/job_shape.h"
 #include "coordinator/core/survival.h"

@@ -10,8 +10,8 @@
 #include "worker/data/split_writer.h"
 #include "worker/data/text_encoder.h"
 #include "worker/data/token_shard.h"
+#include "worker/tokenizer/bpe_trainer.h"
 #include "worker/tokenizer/tokenizer.h"
-#include "worker/tokenizer/trainer.h"
 
 namespace remesh::data {
 namespace {
@@ -29,7 +29,7 @@ PrepareOptions options(const TempDir& dir, const std::string& text) {
 TEST(TokenizerDataset, WithATokenizerFileDocumentsAreEncodedAsAWhole) {
   const TempDir dir;
   const std::string text = words(5'000'000);
-  ASSERT_OK_AND(auto trainer, tokenizer::Trainer::make(600));
+  ASSERT_OK_AND(auto trainer, tokenizer::BpeTrainer::make(600));
   ASSERT_OK(trainer.add(text.substr(0, 100'000)));
   const std::string file =
       dir.write("tokenizer.json", trainer.finish().value());
@@ -66,7 +66,7 @@ TEST(TokenizerDataset, ALongDocumentIsEncodedInParts) {
              : i % 5 == 0 ? " \n\n"
                           : " ");
   ASSERT_GT(text.size(), size_t{4} << 20);
-  auto trainer = tokenizer::Trainer::make(500);
+  auto trainer = tokenizer::BpeTrainer::make(500);
   ASSERT_OK(trainer->add(text.substr(0, 100'000)));
   PrepareOptions o = options(dir, text);
   o.tokenizer = dir.write("tokenizer.json", trainer->finish().value());
@@ -84,7 +84,7 @@ TEST(TextEncoder, ATextThatComesInPortionsHasTheTokensOfTheWhole) {
   std::string text;
   while (text.size() < size_t{9} << 20)
     text += " na\u00EFve " + std::to_string(text.size() % 919);
-  auto trainer = tokenizer::Trainer::make(400);
+  auto trainer = tokenizer::BpeTrainer::make(400);
   ASSERT_OK(trainer->add(text.substr(0, 100'000)));
   const TempDir dir;
   ASSERT_OK_AND(const auto tokenizer,
@@ -159,7 +159,7 @@ TEST(BlockRouter, HasTextEncodedByOtherThreadsAndKeepsItsOrder) {
 
 // A tokenizer of bytes, with a normalizer.
 std::string normalizing(const std::string& normalizer) {
-  std::string json = tokenizer::Trainer::make(257)->finish().value();
+  std::string json = tokenizer::BpeTrainer::make(257)->finish().value();
   const std::string none = "\"normalizer\": null";
   EXPECT_NE(json.find(none), std::string::npos);
   return json.replace(json.find(none), none.size(),
@@ -207,7 +207,7 @@ TEST(TokenizerDataset, AnotherTokenizerMakesAnotherDataSet) {
   PrepareOptions o = options(dir, words(50'000));
   o.tokenizer = "bytes";
   make(o);
-  auto trainer = tokenizer::Trainer::make(300);
+  auto trainer = tokenizer::BpeTrainer::make(300);
   ASSERT_OK(trainer->add(words(50'000)));
   o.tokenizer = dir.write("tokenizer.json", trainer->finish().value());
   const Status status = prepare(o, *posix_file_system()).status();

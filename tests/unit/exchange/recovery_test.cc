@@ -21,7 +21,7 @@
 
 #include "checkpoint/exchange/exchange.h"
 #include "checkpoint/exchange/replica.h"
-#include "checkpoint/manifest/sharding.h"
+#include "checkpoint/manifest/conversions.h"
 #include "checkpoint/memory/replica_placement.h"
 #include "checkpoint/memory/segment_directory.h"
 #include "coordinator/core/state_choice.h"

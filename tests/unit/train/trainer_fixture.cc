@@ -12,9 +12,9 @@
 #include <iterator>
 #include <thread>
 
+#include "checkpoint/manifest/conversions.h"
 #include "checkpoint/manifest/manifest.h"
 #include "checkpoint/manifest/scan.h"
-#include "checkpoint/manifest/sharding.h"
 #include "checkpoint/memory/segment.h"
 #include "checkpoint/memory/segment_directory.h"
 #include "parallel/jobfile/jobfile.h"

@@ -21,7 +21,7 @@
 #include "proto/base/process.h"
 #include "proto/rundir/events.h"
 #include "proto/rundir/paths.h"
-#include "worker/agent/shell/process.h"
+#include "worker/agent/shell/process_control.h"
 #include "worker/agent/shell/rank_env.h"
 
 namespace remesh::agent {

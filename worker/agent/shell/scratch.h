@@ -31,7 +31,7 @@
 
 #include "checkpoint/memory/segment_directory.h"
 #include "proto/base/status.h"
-#include "worker/agent/shell/process.h"
+#include "worker/agent/shell/process_control.h"
 
 namespace remesh::agent {
 

@@ -11,7 +11,7 @@
 #include <limits>
 #include <set>
 
-#include "checkpoint/manifest/sharding.h"
+#include "checkpoint/manifest/conversions.h"
 #include "checkpoint/memory/segment.h"
 #include "checkpoint/memory/segment_directory.h"
 #include "proto/base/text.h"

@@ -20,7 +20,7 @@
 #include "proto/wire/protocol.h"
 #include "worker/agent/shell/hardware.h"
 #include "worker/agent/shell/probe.h"
-#include "worker/agent/shell/process.h"
+#include "worker/agent/shell/process_control.h"
 #include "worker/agent/shell/state_folder.h"
 
 namespace remesh::agent {

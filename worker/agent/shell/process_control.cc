@@ -1,4 +1,4 @@
-#include "worker/agent/shell/process.h"
+#include "worker/agent/shell/process_control.h"
 
 #include <signal.h>
 #include <sys/stat.h>

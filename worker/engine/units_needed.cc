@@ -1,4 +1,4 @@
-#include "worker/engine/plan.h"
+#include "worker/engine/units_needed.h"
 
 #include <algorithm>
 

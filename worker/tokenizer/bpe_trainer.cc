@@ -1,4 +1,4 @@
-#include "worker/tokenizer/trainer.h"
+#include "worker/tokenizer/bpe_trainer.h"
 
 #include <fmt/format.h>
 
@@ -97,16 +97,16 @@ class Corpus {
 
 }  // namespace
 
-Result<Trainer> Trainer::make(int64_t vocab_size) {
+Result<BpeTrainer> BpeTrainer::make(int64_t vocab_size) {
   if (vocab_size <= kBytes || vocab_size > kMaxVocab)
     return invalid_argument(
         fmt::format("vocabulary of {}: must be from {} to {}", vocab_size,
                     kBytes + 1, kMaxVocab));
   ASSIGN_OR_RETURN(Regex pattern, Regex::compile(kLlama3Pattern));
-  return Trainer(vocab_size, std::move(pattern));
+  return BpeTrainer(vocab_size, std::move(pattern));
 }
 
-Status Trainer::add(std::string_view text) {
+Status BpeTrainer::add(std::string_view text) {
   Matcher matcher;
   // Every character is part of a match.
   return pattern_.for_each_match(text, matcher, [&](size_t begin, size_t end) {
@@ -116,7 +116,7 @@ Status Trainer::add(std::string_view text) {
   });
 }
 
-Result<std::string> Trainer::finish(const Tick& tick) const {
+Result<std::string> BpeTrainer::finish(const Tick& tick) const {
   std::vector<Word> words;
   for (const auto& [piece, count] : counts_) {
     Word word{.count = count};

@@ -1,4 +1,4 @@
-#include "bench/step/report.h"
+#include "bench/step/step_report.h"
 
 #include <fmt/format.h>
 

@@ -1,4 +1,4 @@
-#include "worker/tokenizer/trainer.h"
+#include "worker/tokenizer/bpe_trainer.h"
 
 #include <map>
 #include <nlohmann/json.hpp>
@@ -27,7 +27,7 @@ std::string random_text(uint32_t seed, size_t words) {
 }
 
 std::string train(const std::string& text, int64_t vocab_size) {
-  auto trainer = Trainer::make(vocab_size);
+  auto trainer = BpeTrainer::make(vocab_size);
   EXPECT_OK(trainer);
   EXPECT_OK(trainer->add(text));
   uint64_t last = 257;
@@ -90,7 +90,7 @@ std::vector<std::string> naive_merges(const std::string& text, size_t count) {
   return merges;
 }
 
-TEST(Trainer, MergesAsTheNaiveTwinDoes) {
+TEST(BpeTrainer, MergesAsTheNaiveTwinDoes) {
   for (const uint32_t seed : test_seeds(4)) {
     const std::string text = random_text(seed, 3000);
     const auto json = nlohmann::json::parse(train(text, 256 + 150 + 1));
@@ -101,7 +101,7 @@ TEST(Trainer, MergesAsTheNaiveTwinDoes) {
   }
 }
 
-TEST(Trainer, ItsTokenizerRepresentsAnyBytes) {
+TEST(BpeTrainer, ItsTokenizerRepresentsAnyBytes) {
   std::mt19937 rng(test_seed());
   const std::string text = random_text(1, 3000);
   ASSERT_OK_AND(const auto t,
@@ -121,9 +121,9 @@ TEST(Trainer, ItsTokenizerRepresentsAnyBytes) {
   EXPECT_LT(tokens.size() * 2, text.size());
 }
 
-TEST(Trainer, TheOrderOfTextsDoesNotMatter) {
-  auto forward = Trainer::make(300);
-  auto backward = Trainer::make(300);
+TEST(BpeTrainer, TheOrderOfTextsDoesNotMatter) {
+  auto forward = BpeTrainer::make(300);
+  auto backward = BpeTrainer::make(300);
   std::vector<std::string> texts;
   for (uint32_t i = 0; i < 5; ++i) texts.push_back(random_text(i, 500) + "\n");
   for (size_t i = 0; i < 5; ++i) {
@@ -133,12 +133,12 @@ TEST(Trainer, TheOrderOfTextsDoesNotMatter) {
   EXPECT_EQ(forward->finish().value(), backward->finish().value());
 }
 
-TEST(Trainer, TooLittleTextAndWrongSizesAreRefused) {
-  auto trainer = Trainer::make(400);
+TEST(BpeTrainer, TooLittleTextAndWrongSizesAreRefused) {
+  auto trainer = BpeTrainer::make(400);
   ASSERT_OK(trainer->add("abab abab"));
   EXPECT_SAYS(trainer->finish(), "enough for 25");
-  EXPECT_FALSE(Trainer::make(256).ok());
-  EXPECT_FALSE(Trainer::make(int64_t{1} << 40).ok());
+  EXPECT_FALSE(BpeTrainer::make(256).ok());
+  EXPECT_FALSE(BpeTrainer::make(int64_t{1} << 40).ok());
 }
 
 }  // namespace

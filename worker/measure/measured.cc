@@ -1,4 +1,4 @@
-#include "worker/measure/fit.h"
+#include "worker/measure/measured.h"
 
 #include <algorithm>
 #include <array>

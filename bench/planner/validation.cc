@@ -1,4 +1,4 @@
-#include "bench/planner/report.h"
+#include "bench/planner/validation.h"
 
 #include <fmt/format.h>
 

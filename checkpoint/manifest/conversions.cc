@@ -1,4 +1,4 @@
-#include "checkpoint/manifest/sharding.h"
+#include "checkpoint/manifest/conversions.h"
 
 #include <fmt/format.h>
 

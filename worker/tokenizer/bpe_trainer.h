@@ -1,4 +1,4 @@
-// Trainer: makes the vocabulary of a byte-level BPE from text.
+// BpeTrainer: makes the vocabulary of a byte-level BPE from text.
 //
 // The text is divided into pieces as Llama 3 does; pieces of equal bytes are
 // counted once. Then the pair of adjacent tokens that is most frequent, and of
@@ -21,11 +21,11 @@
 
 namespace remesh::tokenizer {
 
-class Trainer {
+class BpeTrainer {
  public:
   // The vocabulary has the 256 bytes, the merged tokens and <|endoftext|>.
   // Fails unless vocab_size is from 257 to 2^20.
-  static Result<Trainer> make(int64_t vocab_size);
+  static Result<BpeTrainer> make(int64_t vocab_size);
 
   // Counts the pieces of a text that is not divided within a line.
   Status add(std::string_view text);
@@ -35,7 +35,7 @@ class Trainer {
   Result<std::string> finish(const Tick& tick = {}) const;
 
  private:
-  Trainer(int64_t vocab_size, Regex pattern)
+  BpeTrainer(int64_t vocab_size, Regex pattern)
       : vocab_size_(vocab_size), pattern_(std::move(pattern)) {}
   int64_t vocab_size_;
   Regex pattern_;

@@ -1,4 +1,4 @@
-#include "bench/memory/host_memory.h"
+#include "bench/memory/peak_memory.h"
 
 #include <dirent.h>
 #include <fmt/format.h>

@@ -1,4 +1,4 @@
-#include "worker/engine/plan.h"
+#include "worker/engine/units_needed.h"
 
 #include "tests/testing/expect.h"
 #include "tests/testing/llama.h"
@@ -9,7 +9,7 @@ namespace {
 using geometry::Pass;
 using geometry::PipeOp;
 
-TEST(Plan, GlobalUnitsNumberTheModel) {
+TEST(UnitsNeeded, GlobalUnitsNumberTheModel) {
   const auto table =
       geometry::ParamTable::make(geometry::llama(16, 5, 2, 1, 20, 30));
   const geometry::StageBounds bounds{0, 1, 3, 4, 5};

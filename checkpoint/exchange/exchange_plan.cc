@@ -1,4 +1,4 @@
-#include "checkpoint/exchange/plan.h"
+#include "checkpoint/exchange/exchange_plan.h"
 
 #include <fmt/format.h>
 
