@@ -140,7 +140,8 @@ class Host {
     const Buffer masters = buffer(kColdFloats), inputs = buffer(kColdFloats);
     const Buffer outputs = buffer(kColdFloats), sums = buffer(kColdFloats);
     std::vector<GemmTime> times;
-    for (const auto& [rows, out, in] : kLayers) {
+    for (const auto& layer : kLayers) {
+      const int64_t rows = layer[0], out = layer[1], in = layer[2];
       std::vector<std::unique_ptr<kernels::Weight>> weights;
       for (int64_t i = 0; i < kColdFloats / (out * in) && !short_; ++i) {
         weights.push_back(backend_.make_weight(d, out, in));
