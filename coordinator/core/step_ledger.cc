@@ -73,8 +73,17 @@ void StepLedger::report(const pb::Durable::Origin& o) {
   if (origins_.size() > kMostGenerations) origins_.erase(origins_.begin());
 }
 
-// A generation that continued from an older state makes steps once more.
+int64_t StepLedger::finisher(int64_t step) const {
+  const auto f =
+      std::find_if(first_steps_.rbegin(), first_steps_.rend(),
+                   [&](auto& x) { return x.after == 0 && x.step <= step; });
+  return f == first_steps_.rend() ? 0 : f->generation;
+}
+
+// A generation that continued from an older state makes steps once more. The
+// other ranks of the one that finished a step report it later, too.
 void StepLedger::redo(const pb::StepMetrics& m) {
+  if (m.generation() <= finisher(m.step())) return;
   const auto [it, is_new] = redone_.emplace(m.step(), m);
   if (!is_new && it->second.generation() < m.generation()) it->second = m;
   if (redone_.size() > kMostRecent) redone_.erase(redone_.begin());

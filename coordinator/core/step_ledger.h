@@ -96,6 +96,8 @@ class StepLedger {
   Entry finish(const pb::StepMetrics& metrics);
   void remember(const pb::StepMetrics& metrics);
   void redo(const pb::StepMetrics& metrics);
+  // The generation that finished the step; 0: not known.
+  int64_t finisher(int64_t step) const;
 
   static constexpr size_t kMostRecent = 4096;
   static constexpr size_t kMostGenerations = 64;

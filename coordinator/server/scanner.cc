@@ -1,5 +1,6 @@
 #include "coordinator/server/scanner.h"
 
+#include <malloc.h>
 #include <sys/eventfd.h>
 #include <unistd.h>
 
@@ -164,6 +165,10 @@ std::optional<std::chrono::milliseconds> Scanner::Shared::work() {
   else if (code != failed)
     note = scanned.status().message();
   failed = code;
+  lock.unlock();
+  // glibc keeps what a thread has freed for that thread, such as the manifests
+  // of a scan, or the messages that arrived while this process was stopped.
+  (void)malloc_trim(0);
   const uint64_t one = 1;
   CHECK(write(event_fd, &one, sizeof(one)) == sizeof(one));
   if (ok) return std::nullopt;

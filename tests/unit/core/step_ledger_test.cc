@@ -6,6 +6,7 @@
 #include <algorithm>
 
 #include "coordinator/core/state_choice.h"
+#include "tests/testing/allocations.h"
 #include "tests/testing/text_message.h"
 
 namespace remesh::core {
@@ -115,6 +116,23 @@ TEST(StepLedger, StepsThatAreNotFinishedAreBounded) {
   EXPECT_EQ(full.last_known(1), 0);
   EXPECT_EQ(full.last_known(2), kAhead);
   EXPECT_EQ(full.last_known(5), kAhead);
+}
+
+// Each rank reports each step: most reports arrive once it is finished.
+TEST(StepLedger, ACalmJobTakesNoMoreMemoryWithTime) {
+  StepLedger ledger;
+  int64_t n = 1;
+  const auto run_to = [&](int64_t last) {
+    for (; n <= last; ++n) {
+      ledger.report(step(1, n));
+      ASSERT_EQ(ledger.advance(1, n).size(), 1U);
+      ledger.report(step(1, n));
+    }
+  };
+  run_to(2 * StepLedger::kRecentUpdates);
+  reset_allocations();
+  run_to(10 * StepLedger::kRecentUpdates);
+  EXPECT_LT(most_allocated(), 10'000U);
 }
 
 // The coordinator was down until a generation had made steps, and does not have
