@@ -2,6 +2,7 @@
 // damaged, foreign or too large is refused with the reason.
 #include "checkpoint/memory/segment.h"
 
+#include <sys/mman.h>
 #include <sys/stat.h>
 #include <unistd.h>
 
@@ -328,6 +329,34 @@ TEST(StateSegment, ABufferCanBeFreed) {
   const auto again = StateSegment::open(path, kJob, StateSegment::Mode::kWrite);
   ASSERT_OK(again);
   EXPECT_EQ(allocated(), segment_bytes(kElements));
+}
+
+// What smaps says of the mapping of `path`, in KiB.
+int64_t mapped_kib(const std::string& path, const std::string& key) {
+  std::ifstream maps("/proc/self/smaps");
+  bool here = false;
+  for (std::string line; std::getline(maps, line);) {
+    if (line.find(" rw-s ") != line.npos) here = line.ends_with(path);
+    if (here && line.starts_with(key + ":"))
+      return std::stoll(line.substr(key.size() + 1));
+  }
+  return 0;
+}
+
+// Also where /dev/shm is mounted without them.
+TEST(StateSegment, HasHugePagesIfTheKernelHas) {
+  constexpr uint64_t kHugePage = 2 << 20;
+  constexpr int kCollapse = 25;
+  const ShmDir dir;
+  const std::string path = segment_path(dir.path(), kJob, 0);
+  ASSERT_OK_AND(auto made, StateSegment::create(path, kJob, 2'000'000));
+  made->begin(1);
+  float* const weights = made->write(1, 2'000'000).weights.data();
+  const uint64_t before =
+      kHugePage - reinterpret_cast<uintptr_t>(weights) % kHugePage;
+  if (madvise(weights + before / sizeof(float), kHugePage, kCollapse) != 0)
+    GTEST_SKIP() << "the kernel makes no huge pages of shared memory";
+  EXPECT_GT(mapped_kib(path, "ShmemPmdMapped"), mapped_kib(path, "Size") / 2);
 }
 
 TEST(StateSegment, SizeIsAHeaderAndTwoBuffers) {
