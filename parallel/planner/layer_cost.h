@@ -29,8 +29,8 @@ struct Execution {
   double gradient_bytes = 4;      // of an element that is reduced
   double weight_bytes = 2;        // of an element that is gathered
   // Moved for each trained element and microbatch besides the operands of the
-  // products, to convert weights and to add up gradients, where the products do
-  // not do so themselves and gradients are not sharded.
+  // products, to convert weights and to add up gradients. Not counted where
+  // each microbatch's gradients are reduced into shards.
   double accumulation_bytes = 0;
   double message_bytes = 2;  // of an element sent to the next stage
   // Of an element that tensor-parallel ranks add up, and of a gradient of keys

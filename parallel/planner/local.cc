@@ -38,6 +38,7 @@ Execution engine_execution(const JobShape& s) {
           .overlap_pipeline = true,
           .gradient_bytes = 4,
           .weight_bytes = 4,
+          .accumulation_bytes = 8,
           .message_bytes = 4,
           .sum_bytes = 4,
           .accumulates = true,

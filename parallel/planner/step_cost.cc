@@ -38,10 +38,8 @@ class Step {
     sharded_ =
         l.dp * l.cp > 1 &&
         (run.accumulates ? s.zero_stage == 3 : s.zero_stage >= 2 && l.pp == 1);
-    if (sharded_)
-      add_sharded_traffic();
-    else
-      add_accumulation();
+    if (sharded_) add_sharded_traffic();
+    if (!sharded_ || run.accumulates) add_accumulation();
     if (run.balanced_stages && l.pp > 1) {
       auto bounds = geometry::split_layers(s.model.n_layers, num_stages_,
                                            {.head = parts.head_layers});

@@ -58,12 +58,13 @@ class Host {
     Measured m{.processor = processor_name(),
                .cores = usable_cores(),
                .memory_bytes = static_cast<double>(usable_memory())};
-    m.fp32 = gemms(Dtype::kFp32);
-    if (backend_.supports_bf16()) m.bf16 = gemms(Dtype::kBf16);
+    m.memory_bytes_per_s = elementwise();
+    m.fp32 = gemms(Dtype::kFp32, m.memory_bytes_per_s);
+    if (backend_.supports_bf16())
+      m.bf16 = gemms(Dtype::kBf16, m.memory_bytes_per_s);
     m.attention_flops = attention(Dtype::kFp32);
     if (backend_.supports_bf16())
       m.bf16_attention_flops = attention(Dtype::kBf16);
-    m.memory_bytes_per_s = elementwise();
     if (world_ != nullptr) {
       m.ranks = world_->size();
       messages(&m);
@@ -129,7 +130,9 @@ class Host {
 
   // The three products of linear layers, as in a training step: a layer's
   // weight and its gradient are not in the caches, its input and output are.
-  std::vector<GemmTime> gemms(Dtype d) {
+  // Without the time in which the gradient is read and written, which
+  // parallel/planner/step_cost.cc counts apart.
+  std::vector<GemmTime> gemms(Dtype d, double memory_bytes_per_s) {
     constexpr double kBudgetS = 0.09;
     constexpr size_t kWarmUp = 1;
     constexpr int64_t kLayers[][3] = {{256, 512, 64},
@@ -152,6 +155,7 @@ class Host {
         backend_.load_weight(*weights[i], operand(masters, out * in, i));
       const auto N = static_cast<double>(rows), O = static_cast<double>(out),
                  I = static_cast<double>(in);
+      constexpr size_t kWeight = 2;
       const GemmTime of[] = {{N, O, I}, {N, I, O}, {O, I, N}};
       std::vector<double> seconds[std::size(of)];
       wait_for_others();
@@ -179,7 +183,10 @@ class Host {
       }
       for (size_t k = 0; k < std::size(of); ++k) {
         times.push_back(of[k]);
-        times.back().seconds = mean_over_ranks(median(seconds[k]));
+        double& s = times.back().seconds;
+        s = mean_over_ranks(median(seconds[k]));
+        if (k == kWeight)
+          s = std::max(s / 2, s - 8 * O * I / memory_bytes_per_s);
       }
     }
     return times;
@@ -211,21 +218,25 @@ class Host {
     return mean_over_ranks(flops / s_each);
   }
 
-  // A norm that adds a branch: two vectors read, two written, in fp32.
+  // The update of the weights moves most bytes of all elementwise operations:
+  // four vectors are read, and three written elsewhere, in fp32.
   double elementwise() {
     // More than the caches of all have.
-    const int64_t kRows = std::clamp(32768 / num_threads_, 1024, 8192);
-    constexpr int64_t kDim = 1024;
-    const int64_t n = kRows * kDim;
-    const Buffer x = buffer(n), branch = buffer(n), y = buffer(n);
-    const Buffer weight = buffer(kDim), rstd = buffer(kRows);
+    const int64_t n = std::clamp((int64_t{16} << 20) / num_threads_,
+                                 int64_t{1} << 19, int64_t{4} << 20);
+    Buffer vectors[7];
+    for (Buffer& v : vectors) v = buffer(n);
     if (lacks_memory()) return 1;
+    float* const variance = vectors[3].get();
+    std::transform(variance, variance + n, variance,
+                   [](float x) { return std::abs(x); });
     const double s = median(rounds([&] {
-      backend_.rmsnorm(Dtype::kFp32, x.get(), branch.get(), weight.get(), 1e-5,
-                       kRows, kDim, x.get(), y.get(), rstd.get());
+      backend_.adamw({}, n, vectors[0].get(), vectors[1].get(),
+                     vectors[2].get(), variance, vectors[4].get(),
+                     vectors[5].get(), vectors[6].get());
       backend_.synchronize();
     }));
-    return mean_over_ranks(16.0 * static_cast<double>(n) / s);
+    return mean_over_ranks(28.0 * static_cast<double>(n) / s);
   }
 
   double gather_s(size_t bytes_each) {
@@ -266,10 +277,11 @@ class Host {
         static_cast<double>(large) * (n - 1) / std::max(seconds, 1e-9);
   }
 
-  // GEMMs beside a gather that they drive, against each of the two alone.
+  // Gathers beside GEMMs that take about as long and drive them, against each
+  // of the two alone.
   double contention() {
     constexpr int64_t kRows = 256, kWidth = 512;
-    constexpr int kGemms = 60;
+    constexpr int kGathers = 16, kMostGemms = 64;
     const size_t each = large_bytes(world_->size());
     const auto w = backend_.make_weight(Dtype::kFp32, kWidth, kWidth);
     const Buffer master = buffer(kWidth * kWidth), x = buffer(kRows * kWidth),
@@ -278,19 +290,31 @@ class Host {
     backend_.load_weight(*w, master.get());
     std::vector<std::byte> mine(each);
     std::vector<std::byte> all(each * static_cast<size_t>(world_->size()));
-    const auto gemms = [&](const std::function<void()>& between) {
-      for (int i = 0; i < kGemms; ++i) {
-        backend_.linear(*w, x.get(), kRows, Dtype::kFp32, y.get());
-        between();
-      }
+    const auto gather = [&] { return world_->start_all_gather(mine, all); };
+    const auto gemm = [&] {
+      backend_.linear(*w, x.get(), kRows, Dtype::kFp32, y.get());
+      backend_.synchronize();
     };
-    const double compute = median(rounds([&] { gemms([] {}); }));
+    const auto repeat = [](int times, const auto& work) {
+      for (int i = 0; i < times; ++i) work();
+    };
     const double comm =
-        median(rounds([&] { world_->start_all_gather(mine, all)->wait(); }));
+        median(rounds([&] { repeat(kGathers, [&] { gather()->wait(); }); }));
+    const double one = mean_over_ranks(
+        median(rounds([&] { repeat(kMostGemms, gemm); })) / kMostGemms);
+    const auto gemms = static_cast<int>(std::clamp(
+        mean_over_ranks(comm) / kGathers / one, 1.0, double{kMostGemms}));
+    const double compute =
+        median(rounds([&] { repeat(kGathers * gemms, gemm); }));
     const double both = median(rounds([&] {
-      const auto request = world_->start_all_gather(mine, all);
-      gemms([&] { request->test(); });
-      request->wait();
+      repeat(kGathers, [&] {
+        const auto request = gather();
+        repeat(gemms, [&] {
+          gemm();
+          request->test();
+        });
+        request->wait();
+      });
     }));
     const double shared =
         (both - std::max(compute, comm)) / std::min(compute, comm);

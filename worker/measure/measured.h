@@ -34,7 +34,7 @@ struct Measured {
   std::vector<GemmTime> bf16;  // empty: bf16 is no faster here
   // As the cost model counts them; bf16: as for bf16 above.
   double attention_flops = 0, bf16_attention_flops = 0;
-  double memory_bytes_per_s = 0;  // of elementwise operations
+  double memory_bytes_per_s = 0;  // of the update of the weights
   // The defaults are usual for shared memory.
   int ranks = 2;                    // that exchanged messages
   double message_s = 4e-6;          // a few bytes to another rank
@@ -49,8 +49,8 @@ struct Measured {
 // with the way in which hosts are measured.
 inline constexpr char kMeasured[] = "measured by remesh plan measure";
 inline constexpr char kSource[] =
-    "measured by remesh plan measure as a training step computes; a device is "
-    "a core";
+    "measured by remesh plan measure as a training step computes and updates; "
+    "a device is a core";
 pb::Cluster describe(const Measured& measured);
 
 }  // namespace remesh::measure
