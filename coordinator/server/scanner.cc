@@ -166,11 +166,11 @@ std::optional<std::chrono::milliseconds> Scanner::Shared::work() {
     note = scanned.status().message();
   failed = code;
   lock.unlock();
+  const uint64_t one = 1;
+  CHECK(write(event_fd, &one, sizeof(one)) == sizeof(one));
   // glibc keeps what a thread has freed for that thread, such as the manifests
   // of a scan, or the messages that arrived while this process was stopped.
   (void)malloc_trim(0);
-  const uint64_t one = 1;
-  CHECK(write(event_fd, &one, sizeof(one)) == sizeof(one));
   if (ok) return std::nullopt;
   return kRetryAfter;
 }
