@@ -7,12 +7,6 @@
 
 namespace remesh::core {
 
-void note_saved(int64_t step, pb::Durable* durable) {
-  durable->set_saved_step(std::max(durable->saved_step(), step));
-  if (durable->refusals().checkpoints_size() > 0)
-    forgive_checkpoint(step, durable->mutable_refusals());
-}
-
 std::vector<InvalidCheckpoint> CheckpointWatch::new_damages(
     const CheckpointsScanned& scan) {
   std::vector<InvalidCheckpoint> out;
@@ -22,20 +16,19 @@ std::vector<InvalidCheckpoint> CheckpointWatch::new_damages(
   return out;
 }
 
-void CheckpointWatch::go_back(int64_t step, const CheckpointsScanned& scan,
-                              pb::Durable* durable) {
-  const pb::Refusals& refused = durable->refusals();
-  const int64_t saved = durable->saved_step();
+int64_t CheckpointWatch::go_back(int64_t step, int64_t saved,
+                                 const CheckpointsScanned& scan,
+                                 const pb::Refusals& refused) {
   const bool is_bad =
       std::ranges::count(scan.invalid, saved, &InvalidCheckpoint::step) > 0 ||
       std::ranges::count(refused.checkpoint_steps(), saved) > 0;
-  if (saved <= step && !is_bad) return;
+  if (saved <= step && !is_bad) return saved;
   int64_t newest = 0;
   for (const CheckpointInfo& c : scan.valid)
     if (c.step <= step && !refuses(refused, c.path))
       newest = std::max(newest, c.step);
-  durable->set_saved_step(newest);
   newest_step_ = std::min(newest_step_, newest);
+  return newest;
 }
 
 std::vector<CheckpointWatch::Result> CheckpointWatch::observe(

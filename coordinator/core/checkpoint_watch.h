@@ -17,9 +17,6 @@
 
 namespace remesh::core {
 
-// The checkpoint of that step was saved, perhaps once more: it may be used.
-void note_saved(int64_t step, pb::Durable* durable);
-
 class CheckpointWatch {
  public:
   struct Result {
@@ -42,9 +39,10 @@ class CheckpointWatch {
   // The job continues from that step: newer checkpoints, which could not be
   // used, are on an abandoned branch, and nobody waits for them any more. The
   // job may save these steps again. Nor is a step saved whose checkpoint turns
-  // out to be damaged, or did not load.
-  void go_back(int64_t step, const CheckpointsScanned& scan,
-               pb::Durable* durable);
+  // out to be damaged, or did not load. Returns the newest saved step, which
+  // was `saved` so far.
+  int64_t go_back(int64_t step, int64_t saved, const CheckpointsScanned& scan,
+                  const pb::Refusals& refused);
   const std::string& last_error() const { return last_error_; }
   // The ranks ended because they could not save. Returns how often in a row.
   int64_t count_failed_end() { return ++failed_ends_; }

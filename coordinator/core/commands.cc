@@ -3,6 +3,7 @@
 #include <fmt/format.h>
 
 #include "coordinator/core/announcements.h"
+#include "coordinator/core/drains.h"
 #include "coordinator/core/durable.h"
 #include "coordinator/core/job_shape.h"
 #include "proto/base/text.h"
@@ -23,53 +24,43 @@ Result<Event> drain(const std::string& worker, const CommandInputs& in) {
                                  names.empty() ? "none" : join(names)));
   }
   if (m->draining) return Event();
-  // Workers that have left need not be remembered.
-  auto* drained = in.durable->mutable_draining();
-  for (int i = drained->size() - 1; i >= 0; --i)
-    if (!drained->Get(i).unfinished() &&
-        !in.roster->considers_live(drained->Get(i).name(),
-                                   drained->Get(i).incarnation()))
-      drained->DeleteSubrange(i, 1);
-  pb::Durable::Member* d = drained->Add();
-  d->set_name(worker);
-  d->set_incarnation(m->report.incarnation());
-  d->set_unfinished(true);
+  begin_drain(worker, m->report.incarnation(), *in.roster, in.drains);
   in.roster->drain(worker);
   return Event(event(events::kDrain, {.worker = worker}));
 }
 
 Result<Event> save_checkpoint(const CommandInputs& in) {
-  if (in.durable->phase() != pb::Durable::RUNNING)
-    return unavailable(fmt::format("cannot save now: the job is {}",
-                                   phase_text(in.durable->phase())));
+  const pb::Durable::Phase phase = in.view.durable.phase();
+  if (phase != pb::Durable::RUNNING)
+    return unavailable(
+        fmt::format("cannot save now: the job is {}", phase_text(phase)));
   in.directives->request_checkpoint();
   return Event();
 }
 
-Result<Event> stop(bool discard, pb::Durable* durable) {
-  if (durable->stop_requested() && (durable->stop_discards() || !discard))
-    return Event();
-  durable->set_stop_requested(true);
-  durable->set_stop_discards(discard);
+Result<Event> stop(bool discard, pb::StopRequest* request) {
+  if (request->asked() && (request->discards() || !discard)) return Event();
+  request->set_asked(true);
+  request->set_discards(discard);
   EventFields e;
   if (discard) e.detail = "without saving";
   return Event(event(events::kStopRequested, e));
 }
 
 Status check_another_mesh_follows(const pb::Durable& durable) {
-  if (!terminal(durable.phase()) && !durable.stop_requested())
-    return ok_status();
-  return remesh::ended(fmt::format(
-      "the mesh cannot change any more: the job is {}",
-      durable.stop_requested() ? "stopping" : phase_text(durable.phase())));
+  const bool stops = durable.stop().asked();
+  if (!terminal(durable.phase()) && !stops) return ok_status();
+  return remesh::ended(
+      fmt::format("the mesh cannot change any more: the job is {}",
+                  stops ? "stopping" : phase_text(durable.phase())));
 }
 
 Result<Event> pin_mesh(const std::string& layout, const CommandInputs& in) {
-  RETURN_IF_ERROR(check_another_mesh_follows(*in.durable));
+  RETURN_IF_ERROR(check_another_mesh_follows(in.view.durable));
   ASSIGN_OR_RETURN(const bool changed,
-                   in.policy.pin(in.view, layout, in.durable));
+                   in.policy.pin(in.view, layout, in.mesh_request));
   if (!changed) return Event();
-  const auto pin = pinned_layout(in.durable->mesh_request());
+  const auto pin = pinned_layout(*in.mesh_request);
   pb::EventRecord e =
       event(events::kMeshAsked, {.detail = pin ? "pinned to " + pin->to_string()
                                                : "automatic mesh selection"});
@@ -79,9 +70,9 @@ Result<Event> pin_mesh(const std::string& layout, const CommandInputs& in) {
 }
 
 Result<Event> set_scale(int64_t slots, const CommandInputs& in) {
-  RETURN_IF_ERROR(check_another_mesh_follows(*in.durable));
+  RETURN_IF_ERROR(check_another_mesh_follows(in.view.durable));
   ASSIGN_OR_RETURN(const bool changed,
-                   in.policy.scale(in.view, slots, in.durable));
+                   in.policy.scale(in.view, slots, in.mesh_request));
   if (!changed) return Event();
   return Event(
       event(events::kScaleAsked,
@@ -99,8 +90,8 @@ Result<Event> lift_cordon(const std::string& name, Cordoning* cordons) {
 
 }  // namespace
 
-pb::EventRecord decline_stop(const std::string& why, pb::Durable* durable) {
-  durable->set_stop_requested(false);
+pb::EventRecord decline_stop(const std::string& why, pb::StopRequest* request) {
+  request->set_asked(false);
   return event(events::kStopDeclined, {.cause = why});
 }
 
@@ -115,7 +106,7 @@ Result<std::optional<pb::EventRecord>> carry_out(const pb::Command& command,
     case pb::Command::CHECKPOINT:
       return save_checkpoint(in);
     case pb::Command::STOP:
-      return stop(command.discard(), in.durable);
+      return stop(command.discard(), in.stop);
     case pb::Command::MESH:
       return pin_mesh(command.layout(), in);
     case pb::Command::SCALE:
@@ -142,20 +133,20 @@ pb::Reply reply_to(const pb::Command& command, const Status& done,
 }
 
 Event release_unfit_pin(const ClusterView& view, const MeshPolicy& policy,
-                        pb::Durable* durable) {
-  const auto pin = pinned_layout(durable->mesh_request());
-  if (durable->phase() != pb::Durable::RUNNING || !pin ||
-      layout_of(durable->assignment().mesh()) == *pin ||
+                        pb::MeshRequest* request) {
+  const auto pin = pinned_layout(*request);
+  if (view.durable.phase() != pb::Durable::RUNNING || !pin ||
+      layout_of(view.durable.assignment().mesh()) == *pin ||
       policy.place(view, *pin).ok())
     return std::nullopt;
-  durable->mutable_mesh_request()->clear_pinned();
-  durable->mutable_mesh_request()->clear_changed();
+  request->clear_pinned();
+  request->clear_changed();
   return pin_released_event(*pin);
 }
 
-Event release_scale(const std::string& why, pb::Durable* durable) {
-  if (durable->mesh_request().scale() <= 0) return std::nullopt;
-  durable->mutable_mesh_request()->clear_scale();
+Event release_scale(const std::string& why, pb::MeshRequest* request) {
+  if (request->scale() <= 0) return std::nullopt;
+  request->clear_scale();
   return event(events::kScaleReleased,
                {.detail = fmt::format("using all slots again: {}", why)});
 }

@@ -15,7 +15,7 @@
 
 namespace remesh::core {
 
-// Borrows its members. roster and durable are those of view.
+// Borrows its members. Those that commands change are parts of view.
 struct CommandInputs {
   ClusterView view;
   const MeshPolicy& policy;
@@ -23,11 +23,13 @@ struct CommandInputs {
   Cordoning* cordons;
   Directives* directives;
   Roster* roster;
-  pb::Durable* durable;
+  pb::Drains* drains;
+  pb::StopRequest* stop;
+  pb::MeshRequest* mesh_request;
 };
 
-// Carries out a command. Returns the event that announces it if *durable
-// changed. Fails, and changes nothing, with the reason.
+// Carries out a command. Returns the event that announces it if what the
+// journal keeps has changed. Fails, and changes nothing, with the reason.
 Result<std::optional<pb::EventRecord>> carry_out(const pb::Command& command,
                                                  const CommandInputs& in);
 // done: how that went. status: since then.
@@ -36,16 +38,16 @@ pb::Reply reply_to(const pb::Command& command, const Status& done,
 
 // The job continues. Whoever asked it to stop can make room and ask again.
 // Returns the event.
-pb::EventRecord decline_stop(const std::string& why, pb::Durable* durable);
+pb::EventRecord decline_stop(const std::string& why, pb::StopRequest* request);
 // Unpins a layout that does not run yet and does not fit any more because slots
 // were lost. Returns the event; nothing if there is no such layout.
 std::optional<pb::EventRecord> release_unfit_pin(const ClusterView& view,
                                                  const MeshPolicy& policy,
-                                                 pb::Durable* durable);
+                                                 pb::MeshRequest* request);
 // Drops the number of slots that was asked for: it was accepted for a layout
 // that was pinned, and admits none of the job's own, as `why` says. Returns the
 // event; nothing if no number was asked for.
 std::optional<pb::EventRecord> release_scale(const std::string& why,
-                                             pb::Durable* durable);
+                                             pb::MeshRequest* request);
 
 }  // namespace remesh::core

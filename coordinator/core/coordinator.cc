@@ -46,9 +46,9 @@ std::vector<Action> Coordinator::start(int64_t now_ms) {
   roster_ = Roster(now_ms);
   durable_ = restore(options_, keeps_state_);
   ledger_ = StepLedger(options_.last_finished_step, options_.recent_metrics,
-                       options_.first_steps, durable_);
+                       options_.first_steps, durable_.branches());
   if (durable_.saved_step() > 0) checkpoints_.know(durable_.saved_step());
-  owners_ = NameOwners(durable_);
+  owners_ = NameOwners(durable_.name_owners());
   if (!policy_.check_scale(view(), durable_.mesh_request().scale()).ok())
     durable_.mutable_mesh_request()->clear_scale();
   if (terminal(durable_.phase())) {
@@ -147,7 +147,8 @@ void Coordinator::take_report(const pb::Report& report,
   const auto changes =
       roster_.on_report(r, durable_, detector_.silent_ms(), now_ms_);
   // The shell has asked whether the key may use the name.
-  if (!key.empty() && owners_.add(r.worker(), key, roster_, &durable_))
+  if (!key.empty() &&
+      owners_.add(r.worker(), key, roster_, durable_.mutable_name_owners()))
     persist();
   announce(changes.value());
   if (r.coordinator_epoch() > durable_.epoch()) {
@@ -161,7 +162,7 @@ void Coordinator::take_report(const pb::Report& report,
   if (r.generation() > durable_.generation()) skip_to_generation_of(r);
   for (const pb::StepMetrics* s : metrics_that_count(r, keeps_state_, durable_))
     ledger_.report(*s);
-  for (const pb::Durable::Origin& o : r.origins()) ledger_.report(o);
+  for (const pb::Branches::Origin& o : r.origins()) ledger_.report(o);
 }
 
 // The journal was lost or rolled back. Numbers are never reused: a generation
@@ -185,13 +186,16 @@ void Coordinator::take_fence(const pb::FenceIn& f) {
 
 void Coordinator::handle(const CommandReceived& e) {
   Cordoning cordons = cordoning();
-  auto done = carry_out(e.command, {.view = view(),
-                                    .policy = policy_,
-                                    .mesh = mesh_before(durable_, ledger_),
-                                    .cordons = &cordons,
-                                    .directives = &directives_,
-                                    .roster = &roster_,
-                                    .durable = &durable_});
+  auto done =
+      carry_out(e.command, {.view = view(),
+                            .policy = policy_,
+                            .mesh = mesh_before(durable_, ledger_),
+                            .cordons = &cordons,
+                            .directives = &directives_,
+                            .roster = &roster_,
+                            .drains = durable_.mutable_drains(),
+                            .stop = durable_.mutable_stop(),
+                            .mesh_request = durable_.mutable_mesh_request()});
   if (done.ok()) record_change(std::move(*done));
   act(Respond{e.client, reply_to(e.command, done.status(), status())});
 }
@@ -213,7 +217,10 @@ void Coordinator::reconcile() {
   for (const CheckpointWatch::Result& r :
        checkpoints_.observe(roster_, durable_.generation(),
                             std::max(ledger_.last_finished(), committed))) {
-    if (r.error.empty()) note_saved(r.step, &durable_);
+    if (r.error.empty()) {
+      durable_.set_saved_step(std::max(durable_.saved_step(), r.step));
+      forgive_checkpoint(r.step, durable_.mutable_refusals());
+    }
     emit(event_of(r));
   }
   finish_steps(committed);
@@ -243,7 +250,7 @@ void Coordinator::reconcile() {
 }
 
 void Coordinator::reconcile_waiting() {
-  if (durable_.stop_requested() &&
+  if (durable_.stop().asked() &&
       !retention_.must_save_before_stop(view(), policy_)) {
     if (!retention_.awaits_unsaved_steps(view()))
       return terminate(pb::Durable::STOPPED, "stopped by request");
@@ -257,17 +264,18 @@ void Coordinator::reconcile_waiting() {
   if (next.no_mesh) emit(event_of(gathering_.waiting_for()));
   if (next.scan) act(ScanCheckpoints{durable_.saved_step()});
   if (!next.impossible) return;
-  if (!record_change(release_scale(*next.impossible, &durable_)))
+  if (!record_change(
+          release_scale(*next.impossible, durable_.mutable_mesh_request())))
     terminate(pb::Durable::FAILED, *next.impossible);
 }
 
 void Coordinator::reconcile_preparing() {
-  if (durable_.stop_discards()) return call_off(kDiscarded);
+  if (durable_.stop().discards()) return call_off(kDiscarded);
   if (const auto failure = detector_.find_unprepared(
           view(), adopted(), adopted() && just_started()))
     return abort(*failure);
   const auto change = policy_.wanted_change(view(), pause_.until_ms());
-  if (change && (durable_.stop_requested()
+  if (change && (durable_.stop().asked()
                      ? !retention_.must_save_before_stop(view(), policy_)
                      : change->must && !durable_.rescue()))
     return call_off(change->why);
@@ -280,11 +288,12 @@ void Coordinator::reconcile_preparing() {
 void Coordinator::reconcile_live() {
   if (const auto failure = detector_.find(view())) return abort(*failure);
   if (roster_.all_quiesced(durable_)) return end_generation();
-  if (durable_.stop_discards()) return call_off(kDiscarded);
+  if (durable_.stop().discards()) return call_off(kDiscarded);
   if (adopted() && !just_started())
     if (const auto ended = detector_.find_ended_before(view()))
       return abort(*ended);
-  record_change(release_unfit_pin(view(), policy_, &durable_));
+  record_change(
+      release_unfit_pin(view(), policy_, durable_.mutable_mesh_request()));
   const auto change = policy_.wanted_change(view(), pause_.until_ms());
   if (durable_.phase() == pb::Durable::RUNNING) {
     // RUN must have reached every worker before FINISH replaces it.
@@ -292,7 +301,8 @@ void Coordinator::reconcile_live() {
       finish(*change);
     if (!change && now_ms_ >= pause_.until_ms()) {
       pause_.end();
-      if (policy_.note_fulfilled(view(), &durable_)) persist();
+      if (policy_.note_fulfilled(view(), durable_.mutable_mesh_request()))
+        persist();
     }
     return;
   }
@@ -306,8 +316,8 @@ void Coordinator::reconcile_live() {
   // Ranks that could not save continue.
   if (!checkpoints_.stop_declined(view())) return;
   pause_.decline(roster_.committed_step(durable_), now_ms_);
-  if (durable_.stop_requested())
-    emit(decline_stop(checkpoints_.last_error(), &durable_));
+  if (durable_.stop().asked())
+    emit(decline_stop(checkpoints_.last_error(), durable_.mutable_stop()));
   else
     emit(events::kChangePutOff,
          {.cause = "saving failed: " + checkpoints_.last_error(),
@@ -324,7 +334,7 @@ bool Coordinator::put_off(const MeshPolicy::MeshChange& change) {
   if (change.must && !must_save()) return false;
   if (!pause_.allows_stop(roster_.committed_step(durable_), now_ms_))
     return true;
-  if (durable_.stop_requested()) return false;
+  if (durable_.stop().asked()) return false;
   if (change.must) return pause_.was_declined(now_ms_);
   const Plan next = plan_of_change(plan_inputs());
   if (next.short_of.empty()) return false;

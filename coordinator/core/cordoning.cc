@@ -190,19 +190,19 @@ Consequence Cordoning::after(const pb::Cause& noticed) {
   return Consequence::kCordoned;
 }
 
-FailureVerdict Cordoning::judge(const pb::Cause& fault, pb::Durable* d) {
+FailureVerdict Cordoning::judge(const pb::Cause& fault,
+                                pb::FailureBudget* budget,
+                                pb::Refusals* refusals) {
   if (fault.exit_code() == kExitSaveFailed) return {.unsaved = true};
-  if (awaits_inputs(fault)) return judge_unreadable(fault, d);
-  const pb::Source& source = d->assignment().source();
-  count_failure(fault, in_.view.last_finished, source.step(),
-                d->mutable_budget());
+  if (awaits_inputs(fault)) return judge_unreadable(fault, refusals);
+  const pb::Source& source = in_.view.durable.assignment().source();
+  count_failure(fault, in_.view.last_finished, source.step(), budget);
   const Consequence consequence = after(fault);
   FailureVerdict v = judge_failure(fault, in_.elastic, consequence, source,
-                                   *in_.faults, d->mutable_budget());
+                                   *in_.faults, budget);
   v.no_room =
       fault.exit_code() == kExitNoRoom && consequence != Consequence::kCordoned;
-  if (v.bad_source)
-    refuse_source(source, in_.view.roster, d->mutable_refusals());
+  if (v.bad_source) refuse_source(source, in_.view.roster, refusals);
   return v;
 }
 
@@ -211,7 +211,7 @@ FailureVerdict Cordoning::judge(const pb::Cause& fault, pb::Durable* d) {
 // either, it is the storage. Attempts in which nobody reads it do not lengthen
 // the cordons of hosts that cannot read it later, when others can.
 FailureVerdict Cordoning::judge_unreadable(const pb::Cause& fault,
-                                           pb::Durable* d) {
+                                           pb::Refusals* refusals) {
   constexpr int64_t kBeforeOlder = 20;  // about 8 minutes
   if (after(fault) == Consequence::kCordoned) return {};
   changes_.any = true;
@@ -219,8 +219,7 @@ FailureVerdict Cordoning::judge_unreadable(const pb::Cause& fault,
     if (is_alike(c, fault)) c.set_failures(std::min(c.failures(), kAtFault));
   const int64_t failures = in_.faults->unreadable() + 1;
   in_.faults->set_unreadable(failures);
-  const pb::Source& source = d->assignment().source();
-  pb::Refusals* const refusals = d->mutable_refusals();
+  const pb::Source& source = in_.view.durable.assignment().source();
   if (!forgive_unreadable(refusals) && failures % kBeforeOlder == 0 &&
       source.kind() == pb::Source::CHECKPOINT) {
     refuse_source(source, in_.view.roster, refusals);
@@ -369,9 +368,9 @@ bool Cordoning::for_room(const Plan& plan) {
   return true;
 }
 
-bool Cordoning::for_loading(pb::Durable* durable) {
-  const pb::Refusals& refusals = durable->refusals();
-  if (refusals.checkpoints().empty() && refusals.states().empty()) return false;
+bool Cordoning::for_loading(pb::Refusals* refusals) {
+  if (refusals->checkpoints().empty() && refusals->states().empty())
+    return false;
   pb::Cause fault = cause_of("the state does not load");
   fault.set_exit_code(kExitBadSource);
   std::vector<Site> failed;
@@ -380,7 +379,7 @@ bool Cordoning::for_loading(pb::Durable* durable) {
   if (!others_remain(failed, fault)) return false;
   for (const Site& site : failed)
     if (!is_cordoned(*in_.faults, site.host)) begin(site, fault);
-  if (changes_.any) durable->clear_refusals();
+  if (changes_.any) refusals->Clear();
   return changes_.any;
 }
 

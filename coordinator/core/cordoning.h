@@ -49,8 +49,9 @@ class Cordoning {
   // Counts the failure, does the same, and decides what follows for the job.
   // Refuses a source that did not load. Does nothing if ranks could not save,
   // and counts nothing for the job if no host can read its inputs: these are no
-  // such failures. `durable` is that of view.
-  FailureVerdict judge(const pb::Cause& fault, pb::Durable* durable);
+  // such failures.
+  FailureVerdict judge(const pb::Cause& fault, pb::FailureBudget* budget,
+                       pb::Refusals* refusals);
   // The generation made a step, its first in this life of the coordinator or
   // not: what failed before on the hosts of its ranks is over, they are proven,
   // and none of their links is bad. Returns whether anything changed.
@@ -59,10 +60,10 @@ class Cordoning {
   // they are needed: without the others, or because of the states that they
   // alone hold. Returns whether it did.
   bool for_room(const Plan& plan);
-  // What some hosts cannot load, and `durable` refuses, may be sound, and the
-  // hosts bad. Cordons them if there are hosts that have not tried it, so that
+  // What some hosts cannot load, and is refused, may be sound, and the hosts
+  // bad. Cordons them if there are hosts that have not tried it, so that
   // nothing is refused any more; returns whether it did.
-  bool for_loading(pb::Durable* durable);
+  bool for_loading(pb::Refusals* refusals);
   // Ends cordons and searches whose time is over. If the job waits and no mesh
   // is possible without the cordoned hosts, also those that remaining_alone_s()
   // allows to end. Returns whether any ended.
@@ -90,7 +91,8 @@ class Cordoning {
   void begin(const Site& site, const pb::Cause& fault);
   int64_t count(const Site& site, const pb::Cause& fault,
                 double remembered_s = 0);
-  FailureVerdict judge_unreadable(const pb::Cause& fault, pb::Durable* durable);
+  FailureVerdict judge_unreadable(const pb::Cause& fault,
+                                  pb::Refusals* refusals);
   Consequence after_broken(const pb::Cause& fault);
   Consequence after_lost_message(const pb::Cause& fault);
   bool cordon_found_host();

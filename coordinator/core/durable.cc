@@ -19,17 +19,14 @@ pb::Durable restore(const Options& options, bool keeps_state) {
   const bool resumed_since = ended && known > d.generation();
   d.set_generation(std::max(d.generation(), known));
   d.set_epoch(std::max(d.epoch() + 1, options.epoch_floor));
-  if (options.resume || resumed_since) {
-    d.set_stop_requested(false);
-    d.set_stop_discards(false);
-  }
+  if (options.resume || resumed_since) d.clear_stop();
   if (ended && (options.resume || resumed_since)) {
     d.set_phase(resumed_since ? pb::Durable::RUNNING : pb::Durable::WAITING);
     reset_failures(d.mutable_budget());
     d.clear_cause();
     d.clear_refusals();
     d.clear_host_faults();
-    d.clear_draining();
+    d.clear_drains();
   }
   if (d.run_id() == 0) d.set_run_id(options.run_id);
   // The run's number, which outlives its journal, so that without the journal
@@ -104,27 +101,6 @@ void count_ranks(pb::Assignment* a) {
   a->clear_num_ranks();
   for (const std::string& worker : a->workers())
     a->add_num_ranks(counts[worker]);
-}
-
-bool drains(const pb::Durable& durable, const std::string& worker,
-            uint64_t incarnation) {
-  const auto& all = durable.draining();
-  return std::ranges::any_of(all, [&](const auto& d) {
-    return d.name() == worker &&
-           (d.unfinished() || d.incarnation() == incarnation);
-  });
-}
-
-bool finish_drain(const std::string& worker, uint64_t incarnation,
-                  pb::Durable* durable) {
-  bool finished = false;
-  for (pb::Durable::Member& d : *durable->mutable_draining()) {
-    if (d.name() != worker || !d.unfinished()) continue;
-    d.set_incarnation(incarnation);
-    d.clear_unfinished();
-    finished = true;
-  }
-  return finished;
 }
 
 bool is_in_memory_of(const pb::Source& source, const std::string& worker) {

@@ -51,15 +51,6 @@ std::set<std::string> hosts_with_ranks(const pb::Durable& durable);
 // Sets Assignment.num_ranks.
 void count_ranks(pb::Assignment* assignment);
 
-// Whether a command asked this incarnation of the worker to leave, or one
-// before it that had not been told.
-bool drains(const pb::Durable& durable, const std::string& worker,
-            uint64_t incarnation);
-// This incarnation was told to leave and is gone: a later one is not drained.
-// Returns whether it was drained.
-bool finish_drain(const std::string& worker, uint64_t incarnation,
-                  pb::Durable* durable);
-
 // Whether the source has a part in the worker's memory.
 bool is_in_memory_of(const pb::Source& source, const std::string& worker);
 

@@ -5,6 +5,7 @@
 #include <utility>
 
 #include "coordinator/core/coordinator.h"
+#include "coordinator/core/drains.h"
 #include "coordinator/core/durable.h"
 #include "proto/base/text.h"
 
@@ -46,11 +47,13 @@ void Coordinator::plan(const CheckpointsScanned& scan) {
   }
   const bool gives_up = decision.kind == Recovery::Decision::Kind::kGiveUp;
   if ((gives_up || decision.source.step() < ledger_.last_finished()) &&
-      cordon([&](Cordoning& c) { return c.for_loading(&durable_); }))
+      cordon([&](Cordoning& c) {
+        return c.for_loading(durable_.mutable_refusals());
+      }))
     return plan(scan);
   if (keeps_state_) durable_.set_rescue(decision.rescue);
   if (gives_up)
-    return try_elsewhere(*wanted, now, &durable_) ||
+    return try_elsewhere(*wanted, now, durable_.mutable_refusals()) ||
                    forgive_unreadable(durable_.mutable_refusals())
                ? plan(scan)
                : terminate(pb::Durable::FAILED, *decision.why);
@@ -59,14 +62,16 @@ void Coordinator::plan(const CheckpointsScanned& scan) {
   next.assignment.set_generation(number);
   if (decision.source.kind() != pb::Source::MEMORY)
     restore_steps(decision.generation, decision.source.step(), number);
-  checkpoints_.go_back(decision.source.step(), scan, &durable_);
+  durable_.set_saved_step(checkpoints_.go_back(decision.source.step(),
+                                               durable_.saved_step(), scan,
+                                               durable_.refusals()));
   begin_generation(decision, std::move(next), scan.valid);
 }
 
 void Coordinator::wait_for_room(const Plan& plan) {
   if (cordon([&](Cordoning& c) { return c.for_room(plan); })) return;
-  if (durable_.stop_requested()) {
-    emit(decline_stop(to_text(plan.short_of), &durable_));
+  if (durable_.stop().asked()) {
+    emit(decline_stop(to_text(plan.short_of), durable_.mutable_stop()));
     persist();
   }
   if (gathering_.wait_for_room(plan.short_of, now_ms_))
@@ -84,7 +89,8 @@ void Coordinator::begin_generation(
   if (options_.job.train().max_skipped_steps() > 0)
     add_past_steps(ledger_, decision.generation, checkpoints, &a);
   const auto unpinned = adopt_plan(std::move(plan), options_.job, &durable_);
-  ledger_.continue_from_source(&durable_);
+  ledger_.continue_from_source(durable_.assignment(),
+                               durable_.mutable_branches());
   planned_ms_ = now_ms_;
   pause_.begin_generation();
   times_.begin(decision.placement.layout, hosts_of(decision.placement, roster_),
@@ -106,7 +112,8 @@ void Coordinator::announce(const Roster::Changes& changes) {
   for (const Roster::MembershipChange& c : changes) {
     const bool over = terminal(durable_.phase());
     if (!over || c.kind == Kind::kLeaving) emit(event_of(c, durable_));
-    if (c.sent_away && finish_drain(c.worker, c.incarnation, &durable_) &&
+    if (c.sent_away &&
+        finish_drain(c.worker, c.incarnation, durable_.mutable_drains()) &&
         !over)
       persist();
     if (!over && c.kind == Kind::kLost &&
@@ -156,7 +163,8 @@ void Coordinator::restore_steps(int64_t generation, int64_t step,
                                 int64_t next) {
   if (const auto from = ledger_.origin(generation, step))
     restore_steps(from->generation, from->step, generation);
-  if (ledger_.abandon_between(generation, step, next, &durable_))
+  if (ledger_.abandon_between(generation, step, next,
+                              durable_.mutable_branches()))
     persist();  // before the steps are in the metrics log
   for (const auto& entry : ledger_.restore(generation, step)) record(entry);
 }
@@ -222,7 +230,8 @@ void Coordinator::end_generation() {
     const pb::Cause fault = detector_.settle(durable_.cause(), view());
     *durable_.mutable_cause() = fault;
     times_.add_failure();
-    verdict = cordons.judge(fault, &durable_);
+    verdict = cordons.judge(fault, durable_.mutable_budget(),
+                            durable_.mutable_refusals());
     if (!verdict.unsaved)
       emit(event_of(fault, view(), times_.interrupted_s(now_ms_)));
   }
@@ -252,8 +261,8 @@ void Coordinator::end_generation() {
 // The ranks ended because they could not save; the next ones try again.
 void Coordinator::wait_to_save() {
   const std::string why = text_of(durable_.cause());
-  if (durable_.stop_requested() && !durable_.stop_discards())
-    emit(decline_stop(why, &durable_));
+  if (durable_.stop().asked() && !durable_.stop().discards())
+    emit(decline_stop(why, durable_.mutable_stop()));
   const int64_t wait_ms = wait_for_storage_ms(checkpoints_.count_failed_end());
   gathering_.back_off(now_ms_ + wait_ms);
   wait_for(unsaved_end(ledger_, checkpoints_, why, wait_ms));

@@ -57,7 +57,7 @@ void fill_settings(const StatusReporter::Inputs& in, pb::JobStatus* out) {
   const pb::MeshRequest& asked = d.mesh_request();
   if (!asked.pinned().empty()) out->set_pinned(asked.pinned());
   if (asked.scale() > 0) out->set_scale(asked.scale());
-  if (d.stop_requested()) out->set_stop_requested(true);
+  if (d.stop().asked()) out->set_stop_requested(true);
   out->set_mesh_changes(!terminal(d.phase()) &&
                         (d.phase() != pb::Durable::RUNNING || asked.changed() ||
                          in.policy.wanted_change(in.view, 0).has_value()));

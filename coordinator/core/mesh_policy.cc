@@ -257,7 +257,7 @@ const std::string& MeshPolicy::job_change(const pb::Durable& d) const {
 std::optional<MeshPolicy::MeshChange> MeshPolicy::wanted_change(
     const ClusterView& view, int64_t not_before_ms) const {
   const pb::Durable& d = view.durable;
-  if (d.stop_requested()) return MeshChange{.why = "stop"};
+  if (d.stop().asked()) return MeshChange{.why = "stop"};
   for (const auto& [name, m] : view.roster.members())
     if (m.alive && m.leaving() &&
         participates(d, name, m.report.incarnation()) && has_ranks(d, name))
@@ -388,7 +388,7 @@ Status MeshPolicy::check_layout(const ClusterView& view,
 }
 
 Result<bool> MeshPolicy::pin(const ClusterView& view, const std::string& text,
-                             pb::Durable* durable) const {
+                             pb::MeshRequest* request) const {
   std::string pinned;
   if (text != "auto") {
     ASSIGN_OR_RETURN(const Layout layout, Layout::parse(text));
@@ -397,10 +397,9 @@ Result<bool> MeshPolicy::pin(const ClusterView& view, const std::string& text,
   }
   const bool here =
       layout_of(view.durable.assignment().mesh()).to_string() == pinned;
-  if (durable->mesh_request().pinned() == pinned &&
-      (pinned.empty() || here || durable->mesh_request().changed()))
+  if (request->pinned() == pinned &&
+      (pinned.empty() || here || request->changed()))
     return false;  // it is so already, or will be
-  pb::MeshRequest* request = durable->mutable_mesh_request();
   request->set_pinned(pinned);
   request->set_changed(true);
   note_change(view, request);
@@ -419,17 +418,16 @@ void MeshPolicy::note_change(const ClusterView& view,
 }
 
 bool MeshPolicy::note_fulfilled(const ClusterView& view,
-                                pb::Durable* durable) const {
-  if (!durable->mesh_request().changed()) return false;
-  note_change(view, durable->mutable_mesh_request());
-  return !durable->mesh_request().changed();
+                                pb::MeshRequest* request) const {
+  if (!request->changed()) return false;
+  note_change(view, request);
+  return !request->changed();
 }
 
 Result<bool> MeshPolicy::scale(const ClusterView& view, int64_t slots,
-                               pb::Durable* durable) const {
+                               pb::MeshRequest* request) const {
   RETURN_IF_ERROR(check_scale(view, slots));
-  if (durable->mesh_request().scale() == slots) return false;
-  pb::MeshRequest* request = durable->mutable_mesh_request();
+  if (request->scale() == slots) return false;
   request->set_scale(static_cast<int>(slots));
   note_change(view, request);
   return true;

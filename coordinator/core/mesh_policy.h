@@ -104,15 +104,15 @@ class MeshPolicy {
   bool awaits_joins(const ClusterView& view) const;
 
   // Commands: pin this layout ("auto": none) or use this number of slots (0:
-  // all). Return whether that changes the request in `durable`, which is the
-  // view's; a command that is refused changes nothing.
+  // all). Return whether that changes the request, which is the view's; a
+  // command that is refused changes nothing.
   Result<bool> pin(const ClusterView& view, const std::string& layout,
-                   pb::Durable* durable) const;
+                   pb::MeshRequest* request) const;
   Result<bool> scale(const ClusterView& view, int64_t slots,
-                     pb::Durable* durable) const;
+                     pb::MeshRequest* request) const;
   // Notes that the mesh that a command asked for is the present one, now that
   // workers have left. Returns whether that is new.
-  bool note_fulfilled(const ClusterView& view, pb::Durable* durable) const;
+  bool note_fulfilled(const ClusterView& view, pb::MeshRequest* request) const;
   // Whether a command may ask for this layout now.
   Status check_layout(const ClusterView& view,
                       const geometry::Layout& layout) const;

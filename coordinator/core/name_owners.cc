@@ -11,7 +11,7 @@ namespace {
 
 constexpr int kMaxOwners = limits::kMaxWorkers;
 
-using Owners = google::protobuf::RepeatedPtrField<pb::Durable::NameOwner>;
+using Owners = google::protobuf::RepeatedPtrField<pb::NameOwners::Owner>;
 
 // The place of the name to forget if there are too many: of the key that has
 // the most, so that nobody's names drive out those of others, the oldest one of
@@ -34,8 +34,8 @@ int to_forget(const Owners& owners, const Roster& roster) {
 
 }  // namespace
 
-NameOwners::NameOwners(const pb::Durable& durable) {
-  for (const pb::Durable::NameOwner& o : durable.owners())
+NameOwners::NameOwners(const pb::NameOwners& journaled) {
+  for (const pb::NameOwners::Owner& o : journaled.owners())
     keys_[o.worker()] = o.key();
 }
 
@@ -59,11 +59,11 @@ bool NameOwners::may_use(const std::string& worker, const std::string& key,
 }
 
 bool NameOwners::add(const std::string& worker, const std::string& key,
-                     const Roster& roster, pb::Durable* durable) {
+                     const Roster& roster, pb::NameOwners* journaled) {
   std::string& owner = keys_[worker];
   if (owner == key) return false;
   owner = key;
-  Owners& owners = *durable->mutable_owners();
+  Owners& owners = *journaled->mutable_owners();
   owners.erase(
       std::remove_if(owners.begin(), owners.end(),
                      [&](const auto& o) { return o.worker() == worker; }),
@@ -74,7 +74,7 @@ bool NameOwners::add(const std::string& worker, const std::string& key,
     keys_.erase(owners.Get(oldest).worker());
     owners.DeleteSubrange(oldest, 1);
   }
-  pb::Durable::NameOwner* entry = owners.Add();
+  pb::NameOwners::Owner* entry = owners.Add();
   entry->set_worker(worker);
   entry->set_key(key);
   return true;

@@ -1,5 +1,5 @@
 // NameOwners: which key may use which worker name: the first one that
-// registered it. The journal keeps them (Durable.owners). A value without I/O.
+// registered it. The journal keeps them. A value without I/O.
 #pragma once
 
 #include <map>
@@ -15,7 +15,7 @@ namespace remesh::core {
 class NameOwners {
  public:
   NameOwners() = default;
-  explicit NameOwners(const pb::Durable& durable);
+  explicit NameOwners(const pb::NameOwners& journaled);
 
   // The key that registered the name; "" if none has.
   std::string owner_of(const std::string& worker) const;
@@ -25,7 +25,7 @@ class NameOwners {
                const Roster& roster) const;
   // Returns whether the journal's list changed. REQUIRES: may_use().
   bool add(const std::string& worker, const std::string& key,
-           const Roster& roster, pb::Durable* durable);
+           const Roster& roster, pb::NameOwners* journaled);
 
  private:
   std::map<std::string, std::string> keys_;  // by worker

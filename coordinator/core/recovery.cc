@@ -143,16 +143,16 @@ void refuse_source(const pb::Source& s, const Roster& roster,
 }
 
 bool try_elsewhere(const planner::Placement& placement, const ClusterView& view,
-                   pb::Durable* durable) {
-  if (durable->refusals().checkpoints().empty()) return false;
+                   pb::Refusals* refusals) {
+  if (refusals->checkpoints().empty()) return false;
   std::set<std::string> tried;
   for (const auto& [worker, host] :
        memory::hosts_by_worker(view.durable.assignment()))
     if (has_ranks(view.durable, worker)) tried.insert(host);
   const std::set<std::string> next = hosts_of(placement, view.roster);
   if (std::ranges::includes(tried, next)) return false;
-  durable->mutable_refusals()->clear_checkpoints();
-  durable->mutable_refusals()->clear_checkpoint_steps();
+  refusals->clear_checkpoints();
+  refusals->clear_checkpoint_steps();
   return true;
 }
 

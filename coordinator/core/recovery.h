@@ -51,7 +51,7 @@ bool holders_answered(const ClusterView& view);
 // rank of the newest generation was. They may be sound, and the others bad, so
 // they are not refused any more.
 bool try_elsewhere(const planner::Placement& placement, const ClusterView& view,
-                   pb::Durable* durable);
+                   pb::Refusals* refusals);
 
 // `worker` was found dead. If it held a part of that source, this explains why
 // the source did not load, and others may have what is needed. Returns whether

@@ -6,6 +6,7 @@
 #include <cmath>
 #include <utility>
 
+#include "coordinator/core/drains.h"
 #include "coordinator/core/durable.h"
 #include "coordinator/core/job_shape.h"
 #include "proto/base/text.h"
@@ -90,7 +91,7 @@ void Roster::adopt(const pb::Durable& durable, int64_t until_ms) {
     m.report.set_slots(p.slots());
     m.report.set_cores(p.cores());
     m.report.set_memory_bytes(p.memory_bytes());
-    m.draining = drains(durable, p.name(), p.incarnation());
+    m.draining = drains(durable.drains(), p.name(), p.incarnation());
     m.heard_ms = until_ms;
     members_[p.name()] = m;
   }
@@ -128,7 +129,7 @@ std::optional<Roster::Changes> Roster::on_report(const pb::Report& r,
   if (it == members_.end() || back) {
     if (it == members_.end())
       it = members_.insert_or_assign(r.worker(), Member{}).first;
-    it->second.draining = drains(durable, r.worker(), r.incarnation());
+    it->second.draining = drains(durable.drains(), r.worker(), r.incarnation());
     it->second.alive = true;
     it->second.joined_ms = now_ms;
     it->second.death.clear();

@@ -89,7 +89,7 @@ Roster::CutOff Roster::cut_off(const pb::Durable& durable,
     silent.insert(m.report.host());
   }
   // Whoever wants the job to stop does not wait for what may be dead.
-  const bool stop = durable.stop_requested();
+  const bool stop = durable.stop().asked();
   const bool at_once =
       !stop && closed_on.size() > 1 &&
       (last_ms < first_ms || last_ms - first_ms <= kReconnectMs);

@@ -76,7 +76,7 @@ bool StateRetention::needs_memory_of(const ClusterView& view,
 
 bool StateRetention::must_save_to_finish(const ClusterView& view,
                                          const MeshPolicy& policy) const {
-  if (!keeps_state_ || view.durable.stop_requested()) return true;
+  if (!keeps_state_ || view.durable.stop().asked()) return true;
   const auto next = policy.place(view);
   if (!next.ok()) return true;
   return !survives_on(view.durable.assignment(), hosts_of(*next, view.roster));
@@ -84,7 +84,7 @@ bool StateRetention::must_save_to_finish(const ClusterView& view,
 
 bool StateRetention::must_save_before_stop(const ClusterView& view,
                                            const MeshPolicy& policy) const {
-  if (view.durable.stop_discards() || !has_unsaved_steps(view)) return false;
+  if (view.durable.stop().discards() || !has_unsaved_steps(view)) return false;
   const auto& members = view.roster.members();
   const bool held =
       std::any_of(members.begin(), members.end(), [&](const auto& m) {
@@ -94,7 +94,7 @@ bool StateRetention::must_save_before_stop(const ClusterView& view,
 }
 
 bool StateRetention::awaits_unsaved_steps(const ClusterView& view) const {
-  return !view.durable.stop_discards() && has_unsaved_steps(view) &&
+  return !view.durable.stop().discards() && has_unsaved_steps(view) &&
          (view.now_ms - view.phase_since_ms < elastic_.rejoin_wait_ms() ||
           view.now_ms - view.roster.started_ms() < kReconnectSlackMs);
 }

@@ -11,25 +11,26 @@ namespace remesh::core {
 StepLedger::StepLedger(int64_t last_finished,
                        const std::vector<pb::StepMetrics>& recent,
                        std::vector<FirstStep> first_steps,
-                       const pb::Durable& durable)
+                       const pb::Branches& branches)
     : last_finished_(last_finished), first_steps_(std::move(first_steps)) {
-  for (const pb::Durable::Abandoned& a : durable.abandoned())
+  for (const pb::Branches::Abandoned& a : branches.abandoned())
     first_steps_.push_back({a.generation(), a.step(), a.after()});
   for (const pb::StepMetrics& m : recent) remember(m);
-  for (const pb::Durable::Origin& o : durable.origins())
+  for (const pb::Branches::Origin& o : branches.origins())
     if (o.from() < o.generation())
       origins_[o.generation()] = {o.from(), o.step()};
 }
 
-void StepLedger::continue_from_source(pb::Durable* d) {
+void StepLedger::continue_from_source(const pb::Assignment& a,
+                                      pb::Branches* branches) {
   std::erase_if(origins_,
                 [&](auto& o) { return o.second.step <= last_finished_; });
-  const pb::Source& source = d->assignment().source();
+  const pb::Source& source = a.source();
   if (!source.states().empty() && source.step() > last_finished_)
-    origins_[d->generation()] = {source.states(0).generation(), source.step()};
-  d->clear_origins();
+    origins_[a.generation()] = {source.states(0).generation(), source.step()};
+  branches->clear_origins();
   for (const auto& [generation, from] : origins_) {
-    pb::Durable::Origin* o = d->add_origins();
+    pb::Branches::Origin* o = branches->add_origins();
     o->set_generation(generation);
     o->set_from(from.generation);
     o->set_step(from.step);
@@ -67,7 +68,7 @@ void StepLedger::report(const pb::StepMetrics& m) {
     reported_.erase(reported_.begin());
 }
 
-void StepLedger::report(const pb::Durable::Origin& o) {
+void StepLedger::report(const pb::Branches::Origin& o) {
   if (o.step() > last_finished_)
     origins_.try_emplace(o.generation(), Origin{o.from(), o.step()});
   if (origins_.size() > kMostGenerations) origins_.erase(origins_.begin());
@@ -90,12 +91,12 @@ void StepLedger::redo(const pb::StepMetrics& m) {
 }
 
 bool StepLedger::abandon_between(int64_t generation, int64_t step, int64_t next,
-                                 pb::Durable* durable) {
+                                 pb::Branches* branches) {
   const int64_t first = last_finished_ + 1;
   if (first > step || generation <= 0 || generation + 1 >= next) return false;
   first_steps_.push_back(
       {.generation = next, .step = first, .after = generation});
-  pb::Durable::Abandoned* a = durable->add_abandoned();
+  pb::Branches::Abandoned* a = branches->add_abandoned();
   a->set_generation(next);
   a->set_step(first);
   a->set_after(generation);

@@ -35,11 +35,10 @@ class StepLedger {
   static constexpr int64_t kRecentUpdates = 128;
 
   StepLedger() = default;
-  // recent: the newest of the metrics log, in order. durable: the branches that
-  // were abandoned, and where the newest generation continued.
+  // recent: the newest of the metrics log, in order. branches: as journaled.
   StepLedger(int64_t last_finished, const std::vector<pb::StepMetrics>& recent,
              std::vector<FirstStep> first_steps,
-             const pb::Durable& durable = {});
+             const pb::Branches& branches = {});
 
   // A step of a generation's history that another one made: the newest of them.
   struct Origin {
@@ -47,17 +46,18 @@ class StepLedger {
     int64_t step = 0;
   };
 
-  // The newest generation continues from a state in memory, if its source is
-  // one: its history has the steps up to that, which may not be finished yet.
-  // Notes it, also in the journal.
-  void continue_from_source(pb::Durable* durable);
+  // A generation continues from a state in memory, if its source is one: its
+  // history has the steps up to that, which may not be finished yet. Notes it,
+  // also for the journal.
+  void continue_from_source(const pb::Assignment& assignment,
+                            pb::Branches* branches);
   // Where the generation continued, if the step there is not finished and not
   // beyond `step`.
   std::optional<Origin> origin(int64_t generation, int64_t step) const;
 
   void report(const pb::StepMetrics& metrics);
   // Of a generation that the journal may have forgotten.
-  void report(const pb::Durable::Origin& origin);
+  void report(const pb::Branches::Origin& origin);
   // Replaces what earlier scans proved.
   void prove(const std::vector<CheckpointInfo>& checkpoints);
   // Finishes the reported steps of the generation up to the committed one.
@@ -66,10 +66,10 @@ class StepLedger {
   Entries restore(int64_t generation, int64_t step);
   // The steps up to a state of `generation` are to be finished, from which
   // generation `next` continues. Generations between the two began before that:
-  // their versions of these steps are their own. Abandons them, also in the
+  // their versions of these steps are their own. Abandons them, also for the
   // journal; false if there are none.
   bool abandon_between(int64_t generation, int64_t step, int64_t next,
-                       pb::Durable* durable);
+                       pb::Branches* branches);
   void forget_finished();
 
   // The last step before and including which all metrics of the generation's

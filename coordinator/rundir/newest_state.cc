@@ -68,7 +68,7 @@ std::vector<core::FirstStep> branches_of(const std::string& run,
                                          const pb::Durable* journal) {
   std::vector<core::FirstStep> out = first_steps(metrics_path(run));
   if (journal != nullptr)
-    for (const auto& a : journal->abandoned())
+    for (const auto& a : journal->branches().abandoned())
       out.push_back({a.generation(), a.step(), a.after()});
   return out;
 }

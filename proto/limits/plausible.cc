@@ -188,7 +188,7 @@ Status check(const pb::Report& r, const Known& known) {
   for (const pb::StateHolding& h : r.holdings())
     RETURN_IF_ERROR(check_holding(h));
   RETURN_IF_ERROR(at_most("origins", r.origins_size(), kMaxOrigins));
-  for (const pb::Durable::Origin& o : r.origins()) {
+  for (const pb::Branches::Origin& o : r.origins()) {
     RETURN_IF_ERROR(in_range<int64_t>("origins.generation", o.generation(), 1,
                                       r.generation()));
     RETURN_IF_ERROR(

@@ -53,10 +53,10 @@ std::string durable_text(const pb::Durable& d) {
   if (asked.scale() > 0) s += fmt::format(" scale={}", asked.scale());
   for (const pb::Refusals::State& b : d.refusals().states())
     s += fmt::format(" bad=g{}:{}", b.generation(), b.step());
-  for (const pb::Durable::Abandoned& a : d.abandoned())
+  for (const pb::Branches::Abandoned& a : d.branches().abandoned())
     s += fmt::format(" g{}..g{} abandoned from step {}", a.after() + 1,
                      a.generation() - 1, a.step());
-  if (d.stop_requested()) s += " stop_requested";
+  if (d.stop().asked()) s += " stop_requested";
   if (!asked.pinned().empty()) s += " pinned " + asked.pinned();
   if (asked.changed()) s += " mesh_asked";
   const auto place = [](const pb::Cordon& c) {

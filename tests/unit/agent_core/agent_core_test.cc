@@ -782,7 +782,7 @@ TEST(Agent, ReportsWhereAGenerationContinuedUntilTheStepIsOnDisk) {
   const auto tell = [&](pb::Directive d, int64_t acked, int64_t now) {
     d.set_metrics_acked(acked);
     agent.on(DirectiveReceived{d}, now);
-    std::vector<pb::Durable::Origin> told;
+    std::vector<pb::Branches::Origin> told;
     for (const pb::Report& r : reports_in(agent.on(Tick{}, now + 1000)))
       told.assign(r.origins().begin(), r.origins().end());
     return told;

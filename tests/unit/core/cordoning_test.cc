@@ -105,7 +105,8 @@ class UnreadableInputsTest : public CordoningTest {
                  .elastic = job_.elastic(),
                  .unix_s = unix_s_,
                  .faults = durable.mutable_host_faults()});
-    const FailureVerdict v = c.judge(f, &durable);
+    const FailureVerdict v =
+        c.judge(f, durable.mutable_budget(), durable.mutable_refusals());
     EXPECT_FALSE(v.give_up);
     changes_ = c.changes();
     return v.unreadable;
@@ -228,20 +229,31 @@ TEST_F(CordoningTest, ADeathThatWouldEndTheJobCordonsWhileOthersCanRun) {
   run_on({"a", "b"});
   pb::Cause death = no_start();
   death.set_at_start(false);
-  EXPECT_FALSE(cordoning().judge(death, &durable).give_up);
+  EXPECT_FALSE(
+      cordoning()
+          .judge(death, durable.mutable_budget(), durable.mutable_refusals())
+          .give_up);
   EXPECT_FALSE(is_cordoned(durable.host_faults(), "host-a"));
   durable.mutable_budget()->set_failures(
       job_.elastic().max_failures_without_progress() - 1);
   for (int i = 1; i <= 5; ++i) {
     death.set_step(i);
-    EXPECT_EQ(cordoning().judge(death, &durable).give_up, i == 5);
+    EXPECT_EQ(
+        cordoning()
+            .judge(death, durable.mutable_budget(), durable.mutable_refusals())
+            .give_up,
+        i == 5);
     EXPECT_EQ(end_cordon({.host = "host-a"}, durable.mutable_host_faults()),
               i < 5);
   }
   durable.clear_host_faults();
   job_.mutable_elastic()->set_min_slots(2);
   policy_ = MeshPolicy(job_, std::nullopt);
-  EXPECT_TRUE(cordoning().judge(death, &durable).give_up) << "it needs both";
+  EXPECT_TRUE(
+      cordoning()
+          .judge(death, durable.mutable_budget(), durable.mutable_refusals())
+          .give_up)
+      << "it needs both";
 }
 
 // All links of three hosts are bad: each is cordoned in turn, but not for ever.
@@ -335,17 +347,20 @@ TEST_F(CordoningTest, AHostWithoutRoomIsCordonedIfOthersHoldItsState) {
 TEST_F(CordoningTest, HostsThatCannotLoadAStateMakeWayForOthers) {
   run_on({"a", "b"});
   durable.mutable_refusals()->add_checkpoints("step-1");
-  EXPECT_FALSE(cordoning().for_loading(&durable)) << "none has failed";
+  EXPECT_FALSE(cordoning().for_loading(durable.mutable_refusals()))
+      << "none has failed";
   const pb::Cause unloaded = cause("what: 'x' exit_code: 65 hosts: 'host-a'");
   suspect({.host = "host-a"}, unloaded, 0, 0, durable.mutable_host_faults());
   Cordoning c = cordoning();
-  EXPECT_TRUE(c.for_loading(&durable));
+  EXPECT_TRUE(c.for_loading(durable.mutable_refusals()));
   EXPECT_TRUE(is_cordoned(durable.host_faults(), "host-a"));
   suspect({.host = "host-b"}, unloaded, 0, 0, durable.mutable_host_faults());
-  EXPECT_FALSE(durable.has_refusals());
-  EXPECT_FALSE(cordoning().for_loading(&durable)) << "nothing is refused";
+  EXPECT_EQ(durable.refusals().ByteSizeLong(), 0U);
+  EXPECT_FALSE(cordoning().for_loading(durable.mutable_refusals()))
+      << "nothing is refused";
   durable.mutable_refusals()->add_checkpoints("step-1");
-  EXPECT_FALSE(cordoning().for_loading(&durable)) << "all have tried";
+  EXPECT_FALSE(cordoning().for_loading(durable.mutable_refusals()))
+      << "all have tried";
 }
 
 TEST_F(CordoningTest, ASearchForALinkEndsWithTheStepOfAllItsHosts) {

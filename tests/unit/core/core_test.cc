@@ -299,8 +299,8 @@ TEST(Restart, AStopWaitsForWorkersThatMayHoldStepsThatAreNotSaved) {
     merge_text("elastic { keep_state: true rejoin_wait_ms: 0 }", &o.job);
     set_small_model(&o.job);
     o.restored = running({"a"}, pb::Durable::WAITING);
-    o.restored->set_stop_requested(true);
-    o.restored->set_stop_discards(discards);
+    o.restored->mutable_stop()->set_asked(true);
+    o.restored->mutable_stop()->set_discards(discards);
     o.last_finished_step = 9;
     Coordinator core(std::move(o));
     (void)core.start(0);

@@ -122,13 +122,13 @@ TEST(OlderJournal, AnEndBeforeTheNewestGenerationIsNotBelieved) {
     pb::Durable& d =
         o.restored.emplace(text_message<pb::Durable>("epoch: 7 generation: 1"));
     d.set_phase(phase);
-    d.set_stop_requested(phase == pb::Durable::STOPPED);
+    d.mutable_stop()->set_asked(phase == pb::Durable::STOPPED);
     o.recorded_generation = 2;
     Coordinator core(o);
     const auto events = all_of<EmitEvent>(core.start(0));
     EXPECT_EQ(core.durable().phase(), pb::Durable::WAITING);
     EXPECT_EQ(core.durable().generation(), 2);
-    EXPECT_FALSE(core.durable().stop_requested());
+    EXPECT_FALSE(core.durable().stop().asked());
     ASSERT_GE(events.size(), 2u);
     EXPECT_EQ(events[1].record.event(), "journal_behind");
     (void)core.on(report(1, 0, 2), 10);

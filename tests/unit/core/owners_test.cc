@@ -34,7 +34,8 @@ class OwnersTest : public ::testing::Test {
   // In the journal of the next coordinator.
   void own(const std::string& worker, const std::string& key) {
     if (!options_.restored) options_.restored.emplace();
-    pb::Durable::NameOwner* o = options_.restored->add_owners();
+    pb::NameOwners::Owner* o =
+        options_.restored->mutable_name_owners()->add_owners();
     o->set_worker(worker);
     o->set_key(key);
   }
@@ -58,14 +59,14 @@ TEST_F(OwnersTest, TheFirstKeyOwnsANameAndTheJournalKnows) {
   ASSERT_FALSE(actions_.empty());
   const auto* persisted = std::get_if<Persist>(actions_.data());
   ASSERT_NE(persisted, nullptr) << "before anything that depends on it";
-  ASSERT_EQ(persisted->durable.owners_size(), 1);
-  EXPECT_EQ(persisted->durable.owners(0).key(), "first");
+  ASSERT_EQ(persisted->durable.name_owners().owners_size(), 1);
+  EXPECT_EQ(persisted->durable.name_owners().owners(0).key(), "first");
   EXPECT_TRUE(may("first", Claim::kNone));
   EXPECT_FALSE(may("other", Claim::kNone));
   EXPECT_TRUE(
       core_->owners().may_use("w2", "other", Claim::kNone, core_->roster()));
   hear("w", "first");
-  EXPECT_EQ(core_->durable().owners_size(), 1);
+  EXPECT_EQ(core_->durable().name_owners().owners_size(), 1);
   restart();
   EXPECT_EQ(core_->owners().owner_of("w"), "first");
   EXPECT_FALSE(may("other", Claim::kNone));
@@ -81,7 +82,7 @@ TEST_F(OwnersTest, ANameIsTakenOverByItsOwnerOrAfterADeath) {
   EXPECT_FALSE(may("next", Claim::kNone));
   hear("w", "next");
   EXPECT_EQ(core_->owners().owner_of("w"), "next");
-  EXPECT_EQ(core_->durable().owners_size(), 1);
+  EXPECT_EQ(core_->durable().name_owners().owners_size(), 1);
   EXPECT_FALSE(may("first", Claim::kWhenDead));
   EXPECT_EQ(core_->owners().workers_of("next"), std::vector<std::string>{"w"});
   EXPECT_TRUE(core_->owners().workers_of("first").empty());
@@ -140,7 +141,7 @@ TEST_F(OwnersTest, TheKeyWithTheMostNamesLosesTheOldest) {
   EXPECT_EQ(core_->owners().owner_of("w1"), "");
   EXPECT_EQ(core_->owners().owner_of("w2"), "flood");
   EXPECT_EQ(core_->owners().owner_of("new"), "flood");
-  EXPECT_EQ(core_->durable().owners_size(), 16'384);
+  EXPECT_EQ(core_->durable().name_owners().owners_size(), 16'384);
 }
 
 // As those that a job secret admits, each of which has one name.
@@ -153,12 +154,12 @@ TEST_F(OwnersTest, OfKeysWithAsManyNamesTheLastOneLosesOne) {
   EXPECT_EQ(core_->owners().owner_of("new"), "another");
   EXPECT_EQ(core_->owners().owner_of("w0"), "key-0");
   EXPECT_EQ(core_->owners().owner_of("w16383"), "");
-  EXPECT_EQ(core_->durable().owners_size(), 16'384);
+  EXPECT_EQ(core_->durable().name_owners().owners_size(), 16'384);
 }
 
 TEST_F(OwnersTest, WithoutKeysNobodyOwnsAName) {
   hear("w", "");
-  EXPECT_EQ(core_->durable().owners_size(), 0);
+  EXPECT_EQ(core_->durable().name_owners().owners_size(), 0);
 }
 
 }  // namespace

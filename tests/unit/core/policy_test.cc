@@ -37,11 +37,11 @@ TEST_F(MeshPolicyTest, UsesAllSlotsUnlessACommandLimitsThem) {
 
 TEST_F(MeshPolicyTest, ARefusedCommandChangesNothing) {
   hear_all({"a", "b"});
-  EXPECT_FALSE(policy.pin(view(), "dp4", &durable).ok());
-  EXPECT_FALSE(policy.scale(view(), -1, &durable).ok());
-  EXPECT_FALSE(policy.scale(view(), 0, &durable).value());
-  EXPECT_FALSE(durable.has_mesh_request());
-  EXPECT_TRUE(policy.scale(view(), 1, &durable).value());
+  EXPECT_FALSE(policy.pin(view(), "dp4", durable.mutable_mesh_request()).ok());
+  EXPECT_FALSE(policy.scale(view(), -1, durable.mutable_mesh_request()).ok());
+  EXPECT_FALSE(policy.scale(view(), 0, durable.mutable_mesh_request()).value());
+  EXPECT_EQ(durable.mesh_request().ByteSizeLong(), 0U);
+  EXPECT_TRUE(policy.scale(view(), 1, durable.mutable_mesh_request()).value());
 }
 
 pb::Report of_build(const std::string& worker, const std::string& build) {
@@ -332,7 +332,7 @@ TEST_F(MeshPolicyTest, MustChangeForAStopAndForALeavingWorkerWithRanks) {
   roster.drain("b");
   ASSERT_TRUE(policy.wanted_change(view(), 0));
   EXPECT_TRUE(policy.wanted_change(view(), 0)->must);
-  durable.set_stop_requested(true);
+  durable.mutable_stop()->set_asked(true);
   EXPECT_EQ(policy.wanted_change(view(), 0)->why, "stop");
 }
 

@@ -444,7 +444,7 @@ TEST_F(RecoveryTest, ACheckpointThatDoesNotLoadIsTriedOnOtherHosts) {
     planner::Placement next;
     for (const std::string& w : workers)
       next.ranks.emplace_back().set_worker(w);
-    return try_elsewhere(next, view(), &durable);
+    return try_elsewhere(next, view(), durable.mutable_refusals());
   };
   EXPECT_FALSE(tries_on({"b"})) << "every checkpoint loads";
   durable.mutable_refusals()->add_checkpoints("step-5");

@@ -80,15 +80,11 @@ TEST(CheckpointWatch, ACheckpointIsSavedOnceAllRanksHaveCommittedIt) {
 // Its state may be in memory, and must not be removed when the job fails.
 TEST(CheckpointWatch, ADamagedCheckpointIsNotSaved) {
   CheckpointWatch watch;
-  pb::Durable d = running({"a"});
-  d.set_saved_step(8);
   watch.know(8);
   CheckpointsScanned scan{.valid = {{.step = 4}, {.step = 8}}};
-  watch.go_back(8, scan, &d);
-  EXPECT_EQ(d.saved_step(), 8);
+  EXPECT_EQ(watch.go_back(8, 8, scan, {}), 8);
   scan = {.valid = {{.step = 4}}, .invalid = {{.step = 8}}};
-  watch.go_back(8, scan, &d);
-  EXPECT_EQ(d.saved_step(), 4);
+  EXPECT_EQ(watch.go_back(8, 8, scan, {}), 4);
   EXPECT_EQ(watch.newest_step(), 4);
 }
 
@@ -104,15 +100,12 @@ TEST(CheckpointWatch, ADamageIsNewOnceHoweverItIsWorded) {
 
 TEST(CheckpointWatch, ACheckpointThatDoesNotLoadIsNotSaved) {
   CheckpointWatch watch;
-  pb::Durable d = running({"a"});
-  d.set_saved_step(8);
   watch.know(8);
-  d.mutable_refusals()->add_checkpoints("step-8");
-  d.mutable_refusals()->add_checkpoint_steps(8);
+  const auto refused =
+      text_message<pb::Refusals>("checkpoints: 'step-8' checkpoint_steps: 8");
   const CheckpointsScanned scan{
       .valid = {{.step = 4, .path = "step-4"}, {.step = 8, .path = "step-8"}}};
-  watch.go_back(8, scan, &d);
-  EXPECT_EQ(d.saved_step(), 4);
+  EXPECT_EQ(watch.go_back(8, 8, scan, refused), 4);
   EXPECT_EQ(watch.newest_step(), 4);
 }
 

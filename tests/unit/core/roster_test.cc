@@ -357,7 +357,7 @@ TEST_F(RosterTest, ConnectionsThatAreClosedAtOnceKillNobody) {
   for (const Case c : {kAll, kOneStays, kOneLater, kTheyLeave, kStop}) {
     Roster roster;
     pb::Durable d;
-    d.set_stop_requested(c == kStop);
+    d.mutable_stop()->set_asked(c == kStop);
     const auto hear = [&](const std::string& name, uint64_t seq, int64_t ms) {
       pb::Report r = report(name, seq);
       r.set_leaving(c == kTheyLeave);
@@ -416,7 +416,7 @@ TEST_F(RosterTest, AStoppingJobWaitsForTheCutOffForALimitedTime) {
   for (const char* name : {"a", "b"})
     roster_.on_report(report(name, 1), d, kSilentMs, 0);
   EXPECT_EQ(roster_.expire(d, kDeadMs, 100 * kDeadMs).size(), 1u) << "alone";
-  d.set_stop_requested(true);
+  d.mutable_stop()->set_asked(true);
   EXPECT_EQ(roster_.expire(d, kDeadMs, 100 * kDeadMs).size(), 2u) << "lost";
 }
 

@@ -138,13 +138,12 @@ TEST(StepLedger, ACalmJobTakesNoMoreMemoryWithTime) {
 // The coordinator was down until a generation had made steps, and does not have
 // those before them in its record.
 TEST(StepLedger, AGenerationHasTheStepsBeforeTheStateThatItRestored) {
-  pb::Durable d;
-  merge_text(
-      "generation: 3 assignment {"
-      "  source { kind: MEMORY step: 5 states { generation: 1 } } }",
-      &d);
-  StepLedger(2, {}, {}).continue_from_source(&d);
-  StepLedger ledger(2, {}, {}, d);
+  const auto a = text_message<pb::Assignment>(
+      "generation: 3 "
+      "source { kind: MEMORY step: 5 states { generation: 1 } }");
+  pb::Branches branches;
+  StepLedger(2, {}, {}).continue_from_source(a, &branches);
+  StepLedger ledger(2, {}, {}, branches);
   for (int64_t n = 3; n <= 6; ++n) ledger.report(step(1, n));
   for (int64_t n = 6; n <= 7; ++n) ledger.report(step(3, n));
   EXPECT_EQ(ledger.last_known(3), 7);
@@ -161,24 +160,24 @@ TEST(StepLedger, AGenerationHasTheStepsBeforeTheStateThatItRestored) {
   }
   EXPECT_EQ(generations, (std::vector<int64_t>{1, 1, 1, 3, 3}));
   EXPECT_FALSE(ledger.origin(3, 7));
-  ledger.continue_from_source(&d);
-  EXPECT_EQ(d.origins_size(), 0);
+  ledger.continue_from_source(a, &branches);
+  EXPECT_EQ(branches.origins_size(), 0);
 }
 
 TEST(StepLedger, AWorkerKnowsWhereAGenerationContinuedIfTheJournalDoesNot) {
   StepLedger ledger(2, {}, {});
   for (int64_t n = 3; n <= 5; ++n) ledger.report(step(1, n));
   ledger.report(step(3, 6));
-  pb::Durable::Origin origin;
+  pb::Branches::Origin origin;
   merge_text("generation: 3 from: 1 step: 5", &origin);
   ledger.report(origin);
   EXPECT_EQ(ledger.last_known(3), 6);
   // The journal of a later generation has it, and is believed.
-  pb::Durable d;
-  merge_text("generation: 4", &d);
-  ledger.continue_from_source(&d);
-  ASSERT_EQ(d.origins_size(), 1);
-  EXPECT_EQ(d.origins(0).from(), 1);
+  const auto next = text_message<pb::Assignment>("generation: 4");
+  pb::Branches branches;
+  ledger.continue_from_source(next, &branches);
+  ASSERT_EQ(branches.origins_size(), 1);
+  EXPECT_EQ(branches.origins(0).from(), 1);
   origin.set_from(2);
   ledger.report(origin);
   EXPECT_EQ(ledger.last_known(3), 6);
@@ -186,9 +185,9 @@ TEST(StepLedger, AWorkerKnowsWhereAGenerationContinuedIfTheJournalDoesNot) {
     origin.set_generation(g);
     ledger.report(origin);
   }
-  ledger.continue_from_source(&d);
-  EXPECT_EQ(d.origins_size(), 64) << "the newest ones";
-  EXPECT_EQ(d.origins(63).generation(), 199);
+  ledger.continue_from_source(next, &branches);
+  EXPECT_EQ(branches.origins_size(), 64) << "the newest ones";
+  EXPECT_EQ(branches.origins(63).generation(), 199);
 }
 
 TEST(StepLedger, StepsOfAnotherGenerationAreNotFinishedByThisOne) {
@@ -247,10 +246,10 @@ TEST(StepLedger, AnAbandonedBranchProvesNothing) {
 TEST(StepLedger, ABranchBetweenARestoredStepAndItsGenerationIsAbandoned) {
   // Generations 2 and 3 continued from step 2 of generation 1 and recorded
   // nothing. Then step 3 of generation 1 was restored for generation 4.
-  pb::Durable durable;
+  pb::Branches branches;
   StepLedger ledger(2, {}, {{1, 1}});
   ledger.report(step(1, 3));
-  EXPECT_TRUE(ledger.abandon_between(1, 3, 4, &durable));
+  EXPECT_TRUE(ledger.abandon_between(1, 3, 4, &branches));
   EXPECT_EQ(numbers(ledger.restore(1, 3)), (Numbers{3}));
   const auto by = [&](int64_t g, int64_t s) {
     return abandoned_by(ledger.first_steps(), g, s);

@@ -869,7 +869,7 @@ TEST_F(RunDirTest, TheNewestStepMayBeInMemoryOrInACheckpoint) {
   EXPECT_EQ(saved.source, pb::Source::CHECKPOINT);
   // One that the run continued without, as only the journal knows yet.
   pb::Durable went_back = journal;
-  merge_text("abandoned { generation: 2 step: 120 }", &went_back);
+  merge_text("branches { abandoned { generation: 2 step: 120 } }", &went_back);
   checkpoint(110, 7);
   const auto older = newest_state(*fs_, dir_, now, &went_back);
   EXPECT_EQ(older.state_step, 110);

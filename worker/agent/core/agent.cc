@@ -343,7 +343,7 @@ void Agent::fence_at(int64_t generation) {
 void Agent::note_origin() {
   const pb::Source& source = assignment_->source();
   if (source.states().empty() || source.step() <= metrics_acked_) return;
-  pb::Durable::Origin& o = origins_.emplace_back();
+  pb::Branches::Origin& o = origins_.emplace_back();
   o.set_generation(generation_);
   o.set_from(source.states(0).generation());
   o.set_step(source.step());

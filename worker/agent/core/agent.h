@@ -288,7 +288,7 @@ class Agent {
   // an older generation.
   std::deque<pb::StepMetrics> metrics_;
   int64_t metrics_acked_ = 0;
-  std::deque<pb::Durable::Origin> origins_;  // note_origin()
+  std::deque<pb::Branches::Origin> origins_;  // note_origin()
   int64_t older_sent_ms_ = 0;  // metrics of older generations last reported
   // How it exits when it leaves without a coordinator.
   std::pair<int, std::string> leave_exit_ = {

@@ -30,7 +30,7 @@ void Agent::report() {
     if ((with_older || m.generation() == generation_) &&
         r.metrics_size() < limits::kMaxMetrics)
       *r.add_metrics() = m;
-  for (const pb::Durable::Origin& o : origins_) *r.add_origins() = o;
+  for (const pb::Branches::Origin& o : origins_) *r.add_origins() = o;
   r.set_coordinator_epoch(epoch_);
   if (directive_ && directive_->generation() == generation_)
     r.set_proof(directive_->proof());
