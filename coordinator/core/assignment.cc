@@ -103,19 +103,12 @@ Plan plan_of_change(const PlanInputs& in) {
                    /*replicas=*/true, &in.view.durable.assignment());
 }
 
-std::optional<geometry::Layout> adopt_plan(Plan plan, const pb::Job& job,
-                                           pb::Durable* d) {
+void adopt_plan(Plan plan, const pb::Job& job, pb::Durable* d) {
   d->set_generation(plan.assignment.generation());
   d->mutable_participants()->Assign(plan.participants.begin(),
                                     plan.participants.end());
   *d->mutable_assignment() = std::move(plan.assignment);
   *d->mutable_assignment_job() = job;
-  if (d->rescue()) return std::nullopt;
-  d->mutable_mesh_request()->clear_changed();
-  const auto pin = pinned_layout(d->mesh_request());
-  if (!pin || *pin == layout_of(d->assignment().mesh())) return std::nullopt;
-  d->mutable_mesh_request()->clear_pinned();
-  return pin;
 }
 
 std::optional<pb::Mesh> mesh_before(const pb::Durable& durable,

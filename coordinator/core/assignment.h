@@ -42,10 +42,8 @@ Plan make_plan(const Recovery::Decision& decision, const PlanInputs& in,
 // end, and if there is no mesh or no state to make room for.
 Plan plan_of_change(const PlanInputs& in);
 
-// Makes the plan that of the newest generation of the job. Returns the pinned
-// layout if it is another one, so that it is pinned no longer.
-std::optional<geometry::Layout> adopt_plan(Plan plan, const pb::Job& job,
-                                           pb::Durable* durable);
+// Makes the plan that of the newest generation of the job.
+void adopt_plan(Plan plan, const pb::Job& job, pb::Durable* durable);
 // The mesh of the newest generation or, if the journal was lost or the job
 // resumed, of the last finished step.
 std::optional<pb::Mesh> mesh_before(const pb::Durable& durable,

@@ -144,6 +144,15 @@ Event release_unfit_pin(const ClusterView& view, const MeshPolicy& policy,
   return pin_released_event(*pin);
 }
 
+Event release_other_pin(const geometry::Layout& mesh,
+                        pb::MeshRequest* request) {
+  request->clear_changed();
+  const auto pin = pinned_layout(*request);
+  if (!pin || *pin == mesh) return std::nullopt;
+  request->clear_pinned();
+  return pin_released_event(*pin);
+}
+
 Event release_scale(const std::string& why, pb::MeshRequest* request) {
   if (request->scale() <= 0) return std::nullopt;
   request->clear_scale();

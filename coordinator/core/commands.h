@@ -44,6 +44,10 @@ pb::EventRecord decline_stop(const std::string& why, pb::StopRequest* request);
 std::optional<pb::EventRecord> release_unfit_pin(const ClusterView& view,
                                                  const MeshPolicy& policy,
                                                  pb::MeshRequest* request);
+// The next generation has this mesh, which ends the wait for one that was asked
+// for. Unpins a layout that is another one. Returns the event, if so.
+std::optional<pb::EventRecord> release_other_pin(const geometry::Layout& mesh,
+                                                 pb::MeshRequest* request);
 // Drops the number of slots that was asked for: it was accepted for a layout
 // that was pinned, and admits none of the job's own, as `why` says. Returns the
 // event; nothing if no number was asked for.

@@ -88,7 +88,11 @@ void Coordinator::begin_generation(
                  decision.placement.reason);
   if (options_.job.train().max_skipped_steps() > 0)
     add_past_steps(ledger_, decision.generation, checkpoints, &a);
-  const auto unpinned = adopt_plan(std::move(plan), options_.job, &durable_);
+  adopt_plan(std::move(plan), options_.job, &durable_);
+  std::optional<pb::EventRecord> unpinned;
+  if (!durable_.rescue())
+    unpinned = release_other_pin(decision.placement.layout,
+                                 durable_.mutable_mesh_request());
   ledger_.continue_from_source(durable_.assignment(),
                                durable_.mutable_branches());
   planned_ms_ = now_ms_;
@@ -101,7 +105,7 @@ void Coordinator::begin_generation(
   retention_.begin_generation();
   roster_.begin_generation();
   set_phase(pb::Durable::PREPARING);
-  if (unpinned) emit(pin_released_event(*unpinned));
+  if (unpinned) emit(std::move(*unpinned));
   emit(std::move(e));
 }
 
