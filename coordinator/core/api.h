@@ -85,6 +85,12 @@ struct CheckpointsScanned {
 using Input = std::variant<Tick, MessageReceived, PeerLost, CommandReceived,
                            CheckpointsScanned>;
 
+// Whether it asks and changes nothing.
+inline bool is_question(const Input& input) {
+  const auto* c = std::get_if<CommandReceived>(&input);
+  return c != nullptr && c->command.kind() == pb::Command::STATUS;
+}
+
 // ----------------------------------------------------------------- actions
 
 // Write to the journal, durably, before executing any later action but fences,

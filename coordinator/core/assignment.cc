@@ -103,6 +103,14 @@ Plan plan_of_change(const PlanInputs& in) {
                    /*replicas=*/true, &in.view.durable.assignment());
 }
 
+bool must_save_for_change(const PlanInputs& in,
+                          const StateRetention& retention) {
+  return in.view.roster.committed_step(in.view.durable) >
+             in.options.job.train().steps() ||
+         retention.must_save_to_finish(in.view, in.policy) ||
+         !plan_of_change(in).short_of.empty();
+}
+
 void adopt_plan(Plan plan, const pb::Job& job, pb::Durable* d) {
   d->set_generation(plan.assignment.generation());
   d->mutable_participants()->Assign(plan.participants.begin(),

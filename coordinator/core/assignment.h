@@ -10,6 +10,7 @@
 #include "coordinator/core/mesh_policy.h"
 #include "coordinator/core/recovery.h"
 #include "coordinator/core/room.h"
+#include "coordinator/core/state_retention.h"
 #include "parallel/geometry/param_table.h"
 #include "parallel/planner/shape.h"
 
@@ -41,6 +42,10 @@ Plan make_plan(const Recovery::Decision& decision, const PlanInputs& in,
 // What would follow if the mesh changed now. Empty in a rescue, which has to
 // end, and if there is no mesh or no state to make room for.
 Plan plan_of_change(const PlanInputs& in);
+
+// Whether the next mesh cannot take over the state in memory.
+bool must_save_for_change(const PlanInputs& in,
+                          const StateRetention& retention);
 
 // Makes the plan that of the newest generation of the job.
 void adopt_plan(Plan plan, const pb::Job& job, pb::Durable* durable);

@@ -17,11 +17,6 @@ constexpr int64_t kShutdownGraceMs = 3000;  // for workers to receive SHUTDOWN
 constexpr int64_t kOwnAbsenceMs = 300;      // several missed ticks
 constexpr char kDiscarded[] = "stopped without saving";
 
-bool is_question(const Input& input) {
-  const auto* c = std::get_if<CommandReceived>(&input);
-  return c != nullptr && c->command.kind() == pb::Command::STATUS;
-}
-
 }  // namespace
 
 Coordinator::Coordinator(Options options)
@@ -38,8 +33,6 @@ Coordinator::Coordinator(Options options)
                     : std::nullopt),
       retention_(options_.job.elastic(), keeps_state_) {}
 
-// ------------------------------------------------------------------- start
-
 std::vector<Action> Coordinator::start(int64_t now_ms) {
   now_ms_ = phase_since_ms_ = planned_ms_ = now_ms;
   times_ = StepTimes(now_ms);
@@ -50,7 +43,7 @@ std::vector<Action> Coordinator::start(int64_t now_ms) {
   if (durable_.saved_step() > 0) checkpoints_.know(durable_.saved_step());
   owners_ = NameOwners(durable_.name_owners());
   if (!policy_.check_scale(view(), durable_.mesh_request().scale()).ok())
-    durable_.mutable_mesh_request()->clear_scale();
+    mesh_request()->clear_scale();
   if (terminal(durable_.phase())) {
     phase_since_ms_ -= kShutdownGraceMs;  // nobody is waiting
   } else if (leave_unknown_generation(&durable_)) {
@@ -186,16 +179,15 @@ void Coordinator::take_fence(const pb::FenceIn& f) {
 
 void Coordinator::handle(const CommandReceived& e) {
   Cordoning cordons = cordoning();
-  auto done =
-      carry_out(e.command, {.view = view(),
-                            .policy = policy_,
-                            .mesh = mesh_before(durable_, ledger_),
-                            .cordons = &cordons,
-                            .directives = &directives_,
-                            .roster = &roster_,
-                            .drains = durable_.mutable_drains(),
-                            .stop = durable_.mutable_stop(),
-                            .mesh_request = durable_.mutable_mesh_request()});
+  auto done = carry_out(e.command, {.view = view(),
+                                    .policy = policy_,
+                                    .mesh = mesh_before(durable_, ledger_),
+                                    .cordons = &cordons,
+                                    .directives = &directives_,
+                                    .roster = &roster_,
+                                    .drains = drains(),
+                                    .stop = stop(),
+                                    .mesh_request = mesh_request()});
   if (done.ok()) record_change(std::move(*done));
   act(Respond{e.client, reply_to(e.command, done.status(), status())});
 }
@@ -219,7 +211,7 @@ void Coordinator::reconcile() {
                             std::max(ledger_.last_finished(), committed))) {
     if (r.error.empty()) {
       durable_.set_saved_step(std::max(durable_.saved_step(), r.step));
-      forgive_checkpoint(r.step, durable_.mutable_refusals());
+      forgive_checkpoint(r.step, refusals());
     }
     emit(event_of(r));
   }
@@ -264,8 +256,7 @@ void Coordinator::reconcile_waiting() {
   if (next.no_mesh) emit(event_of(gathering_.waiting_for()));
   if (next.scan) act(ScanCheckpoints{durable_.saved_step()});
   if (!next.impossible) return;
-  if (!record_change(
-          release_scale(*next.impossible, durable_.mutable_mesh_request())))
+  if (!record_change(release_scale(*next.impossible, mesh_request())))
     terminate(pb::Durable::FAILED, *next.impossible);
 }
 
@@ -292,8 +283,7 @@ void Coordinator::reconcile_live() {
   if (adopted() && !just_started())
     if (const auto ended = detector_.find_ended_before(view()))
       return abort(*ended);
-  record_change(
-      release_unfit_pin(view(), policy_, durable_.mutable_mesh_request()));
+  record_change(release_unfit_pin(view(), policy_, mesh_request()));
   const auto change = policy_.wanted_change(view(), pause_.until_ms());
   if (durable_.phase() == pb::Durable::RUNNING) {
     // RUN must have reached every worker before FINISH replaces it.
@@ -301,8 +291,7 @@ void Coordinator::reconcile_live() {
       finish(*change);
     if (!change && now_ms_ >= pause_.until_ms()) {
       pause_.end();
-      if (policy_.note_fulfilled(view(), durable_.mutable_mesh_request()))
-        persist();
+      if (policy_.note_fulfilled(view(), mesh_request())) persist();
     }
     return;
   }
@@ -317,7 +306,7 @@ void Coordinator::reconcile_live() {
   if (!checkpoints_.stop_declined(view())) return;
   pause_.decline(roster_.committed_step(durable_), now_ms_);
   if (durable_.stop().asked())
-    emit(decline_stop(checkpoints_.last_error(), durable_.mutable_stop()));
+    emit(decline_stop(checkpoints_.last_error(), stop()));
   else
     emit(events::kChangePutOff,
          {.cause = "saving failed: " + checkpoints_.last_error(),
@@ -331,7 +320,8 @@ void Coordinator::reconcile_live() {
 // running mesh does without, are cordoned. A change because a worker leaves is
 // put off only if ranks could not save for it a moment ago.
 bool Coordinator::put_off(const MeshPolicy::MeshChange& change) {
-  if (change.must && !must_save()) return false;
+  if (change.must && !must_save_for_change(plan_inputs(), retention_))
+    return false;
   if (!pause_.allows_stop(roster_.committed_step(durable_), now_ms_))
     return true;
   if (durable_.stop().asked()) return false;

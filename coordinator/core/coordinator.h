@@ -138,7 +138,6 @@ class Coordinator {
   }
 
   // Ending a generation and the job (generation.cc).
-  bool must_save() const;
   void finish(const MeshPolicy::MeshChange& change);
   void abort(const pb::Cause& failure);
   void call_off(const std::string& why) {  // the same without a fault
@@ -185,6 +184,13 @@ class Coordinator {
   bool just_started() const {
     return now_ms_ - roster_.started_ms() < kReconnectSlackMs;
   }
+
+  // The parts of the durable state that the values write, each its own.
+  pb::Refusals* refusals() { return durable_.mutable_refusals(); }
+  pb::MeshRequest* mesh_request() { return durable_.mutable_mesh_request(); }
+  pb::StopRequest* stop() { return durable_.mutable_stop(); }
+  pb::Drains* drains() { return durable_.mutable_drains(); }
+  pb::Branches* branches() { return durable_.mutable_branches(); }
 
   void set_phase(pb::Durable::Phase phase);  // persists
   // Persists and announces a change of the durable state; false if there is

@@ -11,8 +11,6 @@
 
 namespace remesh::core {
 
-// ------------------------------------------------------------------- start
-
 void Coordinator::plan(const CheckpointsScanned& scan) {
   ledger_.prove(scan.valid);
   for (const InvalidCheckpoint& c : checkpoints_.new_damages(scan))
@@ -47,14 +45,12 @@ void Coordinator::plan(const CheckpointsScanned& scan) {
   }
   const bool gives_up = decision.kind == Recovery::Decision::Kind::kGiveUp;
   if ((gives_up || decision.source.step() < ledger_.last_finished()) &&
-      cordon([&](Cordoning& c) {
-        return c.for_loading(durable_.mutable_refusals());
-      }))
+      cordon([&](Cordoning& c) { return c.for_loading(refusals()); }))
     return plan(scan);
   if (keeps_state_) durable_.set_rescue(decision.rescue);
   if (gives_up)
-    return try_elsewhere(*wanted, now, durable_.mutable_refusals()) ||
-                   forgive_unreadable(durable_.mutable_refusals())
+    return try_elsewhere(*wanted, now, refusals()) ||
+                   forgive_unreadable(refusals())
                ? plan(scan)
                : terminate(pb::Durable::FAILED, *decision.why);
   Plan next = make_plan(decision, plan_inputs(), gathering_.replicas_fit());
@@ -71,7 +67,7 @@ void Coordinator::plan(const CheckpointsScanned& scan) {
 void Coordinator::wait_for_room(const Plan& plan) {
   if (cordon([&](Cordoning& c) { return c.for_room(plan); })) return;
   if (durable_.stop().asked()) {
-    emit(decline_stop(to_text(plan.short_of), durable_.mutable_stop()));
+    emit(decline_stop(to_text(plan.short_of), stop()));
     persist();
   }
   if (gathering_.wait_for_room(plan.short_of, now_ms_))
@@ -91,10 +87,8 @@ void Coordinator::begin_generation(
   adopt_plan(std::move(plan), options_.job, &durable_);
   std::optional<pb::EventRecord> unpinned;
   if (!durable_.rescue())
-    unpinned = release_other_pin(decision.placement.layout,
-                                 durable_.mutable_mesh_request());
-  ledger_.continue_from_source(durable_.assignment(),
-                               durable_.mutable_branches());
+    unpinned = release_other_pin(decision.placement.layout, mesh_request());
+  ledger_.continue_from_source(durable_.assignment(), branches());
   planned_ms_ = now_ms_;
   pause_.begin_generation();
   times_.begin(decision.placement.layout, hosts_of(decision.placement, roster_),
@@ -116,13 +110,10 @@ void Coordinator::announce(const Roster::Changes& changes) {
   for (const Roster::MembershipChange& c : changes) {
     const bool over = terminal(durable_.phase());
     if (!over || c.kind == Kind::kLeaving) emit(event_of(c, durable_));
-    if (c.sent_away &&
-        finish_drain(c.worker, c.incarnation, durable_.mutable_drains()) &&
-        !over)
+    if (c.sent_away && finish_drain(c.worker, c.incarnation, drains()) && !over)
       persist();
     if (!over && c.kind == Kind::kLost &&
-        forgive_source(durable_.assignment().source(), c.worker,
-                       durable_.mutable_refusals()))
+        forgive_source(durable_.assignment().source(), c.worker, refusals()))
       persist();
   }
 }
@@ -167,13 +158,10 @@ void Coordinator::restore_steps(int64_t generation, int64_t step,
                                 int64_t next) {
   if (const auto from = ledger_.origin(generation, step))
     restore_steps(from->generation, from->step, generation);
-  if (ledger_.abandon_between(generation, step, next,
-                              durable_.mutable_branches()))
+  if (ledger_.abandon_between(generation, step, next, branches()))
     persist();  // before the steps are in the metrics log
   for (const auto& entry : ledger_.restore(generation, step)) record(entry);
 }
-
-// ----------------------------------------------------------------- cordons
 
 Cordoning Coordinator::cordoning() {
   return Cordoning(
@@ -197,18 +185,11 @@ bool Coordinator::cordon(const std::function<bool(Cordoning&)>& decide) {
 
 // --------------------------------------------------------------------- end
 
-// Whether the next mesh cannot take over the state in memory.
-bool Coordinator::must_save() const {
-  return roster_.committed_step(durable_) > total_steps() ||
-         retention_.must_save_to_finish(view(), policy_) ||
-         !plan_of_change(plan_inputs()).short_of.empty();
-}
-
 void Coordinator::finish(const MeshPolicy::MeshChange& change) {
   times_.interrupt(now_ms_);
   pb::Finish* f = durable_.mutable_finish();
   f->set_reason(change.why);
-  f->set_save(must_save());
+  f->set_save(must_save_for_change(plan_inputs(), retention_));
   checkpoints_.expect_stop(roster_, f);
   set_phase(pb::Durable::FINISHING);
 }
@@ -234,8 +215,7 @@ void Coordinator::end_generation() {
     const pb::Cause fault = detector_.settle(durable_.cause(), view());
     *durable_.mutable_cause() = fault;
     times_.add_failure();
-    verdict = cordons.judge(fault, durable_.mutable_budget(),
-                            durable_.mutable_refusals());
+    verdict = cordons.judge(fault, durable_.mutable_budget(), refusals());
     if (!verdict.unsaved)
       emit(event_of(fault, view(), times_.interrupted_s(now_ms_)));
   }
@@ -266,7 +246,7 @@ void Coordinator::end_generation() {
 void Coordinator::wait_to_save() {
   const std::string why = text_of(durable_.cause());
   if (durable_.stop().asked() && !durable_.stop().discards())
-    emit(decline_stop(why, durable_.mutable_stop()));
+    emit(decline_stop(why, stop()));
   const int64_t wait_ms = wait_for_storage_ms(checkpoints_.count_failed_end());
   gathering_.back_off(now_ms_ + wait_ms);
   wait_for(unsaved_end(ledger_, checkpoints_, why, wait_ms));
