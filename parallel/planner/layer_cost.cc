@@ -201,15 +201,39 @@ double tensor_s(const Machine& m, const geometry::Layout& l, const Sizes& z,
   return std::max(all / l.tp, all - gemm);
 }
 
-// Keys and values, of `width` bytes each, travel once around the ring in
-// forward, and with their gradients in backward, behind attention (Liu et al.
-// 2023). All wait for the slowest link of the ring.
-double context_s(const Machine& m, const geometry::Layout& l, const Sizes& z,
-                 double width, double attention) {
-  if (l.cp == 1) return 0;
+// Keys and values travel around the ring, which takes a hop less than there are
+// ranks, in forward and in backward, and in backward their gradients back to
+// where they came from, behind attention (Liu et al. 2023). All wait for the
+// slowest link of the ring.
+void add_context(const Machine& m, const geometry::Layout& l, const Sizes& z,
+                 const Execution& run, Passes* p) {
+  if (l.cp == 1) return;
   const int stride = slowest_stride(m, l.tp * l.cp, l.tp);
-  const double hop = send_s(m, stride, 2 * width * z.N * z.kv);
-  return exposed_s(m, (l.cp - 1) * hop, attention * (l.cp - 1) / l.cp);
+  const double elements = 2 * z.N * z.kv;
+  const double keys =
+      (l.cp - 1) * send_s(m, stride, elements * sent_bytes(run));
+  const double gradients =
+      l.cp * send_s(m, stride, elements * summed_bytes(run));
+  const double share = (l.cp - 1.0) / l.cp;
+  p->forward.context = exposed_s(m, keys, share * p->forward.attention);
+  p->backward.context =
+      exposed_s(m, keys + gradients, share * p->backward.attention);
+}
+
+// Bytes that the sums of a ring move, in fp32: each step's output is merged
+// with those before, which are read and written, and its gradients are cleared,
+// written and added to those that arrive; keys and values are packed, outputs
+// and gradients converted.
+void add_ring_sums(const Machine& m, const geometry::Layout& l, const Sizes& z,
+                   const Execution& run, Passes* p) {
+  if (l.cp == 1 || !run.sums_in_ring) return;
+  const double width = operand_bytes(run.precision), steps = l.cp;
+  const double keys = 2 * z.kv, pack = 2 * width * keys;
+  p->forward +=
+      elementwise(m, z.N * (pack + (8 * (steps - 1) + 8 + width) * z.q));
+  p->backward +=
+      elementwise(m, z.N * (pack + (4 + 8 * steps + 4 + width) * z.q +
+                            (8 * steps + 12 * (steps - 1) + 4 + width) * keys));
 }
 
 void recompute(const Machine& m, const JobShape& s, const Sizes& z,
@@ -341,9 +365,8 @@ Passes layer_passes(const Machine& m, const JobShape& s,
   const double bytes = elementwise_bytes(z, run);
   p.forward += elementwise(m, bytes);
   p.backward += elementwise(m, 2 * bytes);
-  p.forward.context = context_s(m, l, z, sent_bytes(run), p.forward.attention);
-  p.backward.context = context_s(m, l, z, sent_bytes(run) + summed_bytes(run),
-                                 p.backward.attention);
+  add_context(m, l, z, run, &p);
+  add_ring_sums(m, l, z, run, &p);
   p.forward.tensor = tensor_s(m, l, z, run, p.forward.gemm);
   p.backward.tensor = tensor_s(m, l, z, run, p.backward.gemm);
   recompute(m, s, z, layer[kUpMatrix], run, &p);

@@ -40,6 +40,8 @@ struct Execution {
   // and keep embedding and head gathered; stage 3 gathers the weights of layers
   // for every pass, in a pipeline as well.
   bool accumulates = false;
+  // Context-parallel ranks add up outputs and gradients of attention in memory.
+  bool sums_in_ring = false;
   // The last stage has fewer layers, as geometry::stage_bounds() says.
   bool balanced_stages = false;
   // Selective recomputation repeats attention and the products before the

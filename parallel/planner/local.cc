@@ -42,6 +42,7 @@ Execution engine_execution(const JobShape& s) {
           .message_bytes = 4,
           .sum_bytes = 4,
           .accumulates = true,
+          .sums_in_ring = true,
           .balanced_stages = true,
           .recomputes_attention = true};
 }
