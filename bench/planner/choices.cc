@@ -235,9 +235,11 @@ Result<std::vector<Choice>> all_choices(const PlacementRequest& place) {
   return out;
 }
 
-// So many, of different meshes as far as there are some.
+// So many, of different meshes as far as there are some. Which ones does not
+// depend on their predictions.
 std::vector<Choice> draw(std::vector<Choice> all, int n, uint64_t seed) {
   std::mt19937_64 random(seed);
+  std::ranges::sort(all, {}, &Choice::text);
   std::shuffle(all.begin(), all.end(), random);
   std::map<std::string, int> drawn;
   std::multimap<int, Choice> by_turn;
